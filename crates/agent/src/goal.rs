@@ -111,7 +111,7 @@ pub struct Goal {
     pub moves: Vec<Move>,
     /// It asks for pods, and which there are is not known yet: limits that it does not have may be theirs.
     pub unsure: bool,
-    /// It asks for containers, and no engine has told of those with these cgroups: a limit on one of them may
+    /// Cgroups of containers that no engine has listed, if it asks for containers: a limit on one of them may
     /// be its own.
     pub unlisted: BTreeSet<String>,
     /// When a schedule may say otherwise.

@@ -143,7 +143,7 @@ impl World {
         found.collect()
     }
 
-    /// Whether a cgroup is of a container that no engine has told of. O(containers).
+    /// Whether a cgroup is of a container that no engine has listed. O(containers).
     #[must_use]
     pub fn is_unlisted(&self, path: &str) -> bool {
         is_container(path) && !self.containers.keys().any(|id| path.contains(id.as_str()))

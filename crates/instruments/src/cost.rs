@@ -1,4 +1,4 @@
-//! What a packet costs in the programs of a limit that is in force, in nanoseconds ([`crate::run_time`]).
+//! The cost of a packet in the programs of a limit that is in force, in nanoseconds ([`crate::run_time`]).
 //!
 //! A limit is put on a cgroup, or on a device, of its own, with programs and maps as any other has. Its queue
 //! or bucket is given a state that lasts, and each of its programs is run on one packet over and over, on one
@@ -71,7 +71,7 @@ pub enum Program {
     Grouped(Asked),
 }
 
-/// What a group asks of a policer.
+/// The work that a group asks of a policer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asked {
     /// Packets are dropped at random.

@@ -1,4 +1,4 @@
-//! What the policers of a device cost a packet.
+//! The cost of the policers of a device, for each packet.
 
 use std::{net::Ipv4Addr, ops::Range, os::fd::AsFd, time::Duration};
 

@@ -22,7 +22,7 @@ use crate::skel;
 /// Runs of one call into the kernel, which does not return before.
 const RUNS_PER_CALL: u32 = 10_000;
 
-/// What the kernel did not do.
+/// The call that the kernel refused.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what}: {source}")]
 pub struct RunTimeError {

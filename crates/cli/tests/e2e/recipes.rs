@@ -26,8 +26,8 @@ const INTERNET_HERE: &str = "203.0.113.1";
 /// Of one transfer: seconds at the rates of the page.
 const PULL_BYTES: usize = 30_000_000;
 const PUSH_BYTES: usize = 6_000_000;
-/// What may pass beyond the rate besides the limit's own burst and backlog: windows that were granted for the
-/// round trip before, which is bounded.
+/// Windows that were granted for the round trip before may pass beyond the rate, besides the limit's burst
+/// and backlog.
 const WINDOWS: Duration = Duration::from_millis(200);
 
 /// A file of the page; `tidegate check` takes it as it is.
@@ -57,7 +57,7 @@ fn shown(place: &Place, name: &str, direction: &str) -> Value {
     place.json(&["limit", "show", name, "--json"])[direction].clone()
 }
 
-/// What has passed a limit and counts.
+/// The bytes that have passed a limit and were charged.
 fn charged(place: &Place, name: &str, direction: &str) -> u64 {
     counter(&shown(place, name, direction), "bytes")
 }

@@ -102,7 +102,7 @@ impl Bwlimit {
     }
 }
 
-/// What limits a copy.
+/// The limiter of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum System {
     OwnFlag,
@@ -351,7 +351,7 @@ impl Scene {
         Child::spawn(command)
     }
 
-    /// What was copied before goes: it would be there already.
+    /// Removes the files of earlier copies: a program would not copy them again.
     fn empty_incoming(&self) -> anyhow::Result<()> {
         for entry in fs::read_dir(&self.places.incoming)? {
             let (entry, path) = entry.map(|entry| (entry.file_type(), entry.path()))?;
@@ -360,7 +360,7 @@ impl Scene {
         Ok(())
     }
 
-    /// What has arrived since a copy began, when it has lasted for so long.
+    /// Waits until a copy has lasted for `duration`; returns the bytes that arrived since it began.
     fn wait_for_wire(
         &self,
         copying: &mut Child,
@@ -395,12 +395,12 @@ impl Scene {
         }
     }
 
-    /// What has arrived since a copy began.
+    /// The bytes that have arrived since a copy began.
     fn wire(&self, limit_bit_s: u64) -> anyhow::Result<Wire> {
         Ok(Wire::new(begun(self.arrived()?, limit_bit_s), self.bed.meter.bin()))
     }
 
-    /// What has arrived in each bin since the meter was started, without the neighbour's answers.
+    /// The bytes of each bin since the meter was started, without the neighbour's answers.
     fn arrived(&self) -> anyhow::Result<Vec<u64>> {
         let meter = &self.bed.meter;
         let all = meter.bins()?.into_iter().map(|bin| bin.bytes);
@@ -443,7 +443,7 @@ fn wire_values(
     Ok(metrics.unwrap_or_default())
 }
 
-/// What a user types before the command.
+/// The words that a user types before the command.
 fn runner(ctx: &Context, tool: Tool, limit_bit_s: u64) -> anyhow::Result<Vec<OsString>> {
     let rate = Rate::from_bit_s(limit_bit_s).ok_or_else(|| anyhow!("a limit of zero"))?;
     let flag = if tool.downloads() { "--ingress" } else { "--egress" };
