@@ -13,7 +13,7 @@
 # /sys/fs/bpf.
 #
 # The clone holds what is committed. Its logs are copied to target/fresh. After a failure the root stays in
-# target/fresh/root until the next run.
+# target/fresh/root until the next run, but not in CI, where nobody would look.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin"
@@ -30,9 +30,24 @@ user=newcomer
 # Settings of registries and proxies that a command inside needs as well.
 settings='^(https?_proxy|HTTPS?_PROXY|no_proxy|NO_PROXY|CARGO_(NET|HTTP|REGISTRIES|REGISTRY)_.*|PIP_(INDEX_URL|EXTRA_INDEX_URL|DEFAULT_TIMEOUT)|CI|TERM|PROPTEST_.*|TIDEGATE_.*)$'
 
+# What a root with everything built in it takes, in GB, and some more.
+disk_gb=12
+
+# The disk that a new root may take, in GB: it replaces the one that a failure has left.
+free_gb() {
+	local free left=0
+	free=$(df --output=avail --block-size=1M . | tail -1)
+	[ ! -e "$root" ] || left=$(du --one-file-system --summarize --block-size=1M "$root" 2>/dev/null | cut -f 1)
+	echo $(((free + left) / 1024))
+}
+
 # The reason why a fresh root cannot be made here, or nothing.
 obstacle() {
-	if ! command -v apt-get >/dev/null; then
+	local free
+	free=$(free_gb)
+	if [ "$free" -lt "$disk_gb" ]; then
+		echo "a fresh root takes up to $disk_gb GB of disk, and $free are free here"
+	elif ! command -v apt-get >/dev/null; then
 		echo "the root is made of Debian's or Ubuntu's packages, and there is no apt-get here"
 	elif [ "$(id -u)" != 0 ] && ! { command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; }; then
 		echo "a root file system needs root, and there is no sudo that works"
@@ -145,7 +160,7 @@ run_as_root() {
 	rm -rf "$work/logs"
 	mkdir -p "$work/logs"
 	cp "$root$clone"/target/*.log "$root$clone"/target/vm/*.log "$work/logs/" 2>/dev/null || true
-	if [ "$code" = 0 ]; then
+	if [ "$code" = 0 ] || [ "${CI:-}" = true ]; then
 		rm -rf --one-file-system "$root"
 	else
 		echo "The fresh root stays in target/fresh/root; its logs are in target/fresh/logs." >&2
