@@ -19,6 +19,7 @@
 
 #include "common/counters.h"
 #include "common/intf.h"
+#include "common/packet.h"
 #include "common/vmlinux.h"
 #include "common/wire_bytes.h"
 #include "gate/gate.h"
@@ -160,6 +161,21 @@ static __always_inline struct gt_cgroup *find_undecided(void *ctx, __u64 id)
 	return bpf_map_lookup_elem(&undecided, &id);
 }
 
+/*
+ * How a packet that does not fit is dropped. The slow drop hides the loss from a sender on this
+ * host. To TCP it means congestion here: TCP would try again each half second, and after 15 times
+ * end the connection. After a plain drop it waits longer each time, and hands the program no error.
+ */
+static __always_inline int drop_undecided(struct __sk_buff *skb, enum tg_direction direction)
+{
+	struct tg_headers headers;
+
+	if (direction == TG_INGRESS)
+		return RET_DROP;
+	tg_parse(skb, &headers);
+	return headers.protocol == IPPROTO_TCP ? RET_DROP : RET_DROP_SLOW;
+}
+
 static __always_inline int gate(struct __sk_buff *skb, enum tg_direction direction)
 {
 	const int drop = direction == TG_EGRESS ? RET_DROP_SLOW : RET_DROP;
@@ -187,7 +203,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	}
 	tg_add(&c->dropped_packets, 1, direction == TG_INGRESS);
 	skb->mark = TG_DEAD_MARK;
-	return drop;
+	return drop_undecided(skb, direction);
 }
 
 SEC("cgroup_skb/egress")
