@@ -14,19 +14,19 @@
 #include <bpf/bpf_helpers.h>
 
 #include "nrm/admission_packet.h"
+#include "nrm/arrival.h"
 #include "common/counters.h"
 #include "common/counters_map.h"
 #include "common/epoch.h"
 #include "common/exempt_packet.h"
-#include "common/flow.h"
 #include "common/intf.h"
 #include "common/packet.h"
+#include "nrm/reserve.h"
 #include "nrm/risk.h"
 #include "nrm/slot.h"
 #include "nrm/sockets.h"
 #include "nrm/tree.h"
 #include "common/unpaced.h"
-#include "nrm/unpaced_flow.h"
 #include "common/vmlinux.h"
 #include "common/wire_bytes.h"
 
@@ -40,16 +40,6 @@ enum {
 	RET_DROP_SLOW = 2,
 	RET_PASS_SLOW = 3,
 };
-
-/* The flows of all queues, and the shift for their number. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, UF_SETS);
-	__type(key, __u32);
-	__type(value, struct uf_set);
-} unpaced_flows SEC(".maps");
-
-const volatile __u32 set_shift = UF_SET_SHIFT;
 
 /*
  * An index that old verifiers accept. The compiler must not know that it is one already, nor, after
@@ -71,34 +61,6 @@ static __always_inline void count(struct tg_counters *c, enum tg_direction direc
 	tg_add(&c->packets[index], 1, direction == TG_INGRESS);
 	tg_add(&c->bytes[index], bytes, direction == TG_INGRESS);
 }
-
-/* The largest backlog at which a packet may be charged: of all traffic, and of unpaced senders. */
-struct bounds {
-	__u64 all_ns;
-	__u64 unpaced_ns;
-};
-
-/* A packet, as the limit sees it. It has no padding, as Linux 6.1 wants every byte set. */
-struct arrival {
-	__u64 now;
-	/* Set by the verdict on the packet. */
-	struct bounds most;
-	__u32 bytes;
-	__u8 direction;
-	/* A child has the packet's socket, and has judged the packet. */
-	__u8 claimed;
-	/* The limit gives its flows shares; in this direction as receive windows. */
-	__u8 paced;
-	__u8 windows;
-	/* The sender cannot be paced: it must stay within one share, also with small packets. */
-	__u8 needs_share;
-	/* The sender is within that share. */
-	__u8 reserved;
-	/* The sender has no window, while others in the same queue have one. */
-	__u8 unpaced;
-	/* The packet is the SYN-ACK of a connection whose turn has come. */
-	__u8 admitted;
-};
 
 /*
  * The part of the verdict that needs the packet's headers and its socket. Judges a packet of
@@ -171,37 +133,6 @@ static __always_inline void set_aside(struct tg_queue *queue, __u64 *sent, __u32
 		__sync_fetch_and_add(&queue->aside_ns, vq_time_ns(bytes, cost));
 }
 
-/*
- * Gives a flow of an unpaced sender its share. What it takes of that counts as for TCP flows; what
- * it sends beyond earns it nothing. Returns whether the packet is within its share.
- */
-__noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_queue *queue,
-		       const struct arrival *packet, __u32 index)
-{
-	struct uf_flow *cell;
-	struct uf_set *set;
-	__u64 flow;
-	__u32 key;
-
-	if (!conf || !queue || !packet)
-		return 0;
-	flow = fl_hash_at_hand((void *)(long)skb->data, (void *)(long)skb->data_end, skb->protocol);
-	if (!flow)
-		flow = fl_hash(skb, tg_load_from, 0, skb->protocol);
-	flow = sm_flow(sm_mix(flow, index));
-	key = flow >> set_shift;
-	set = bpf_map_lookup_elem(&unpaced_flows, &key);
-	if (!set)
-		return 0;
-	cell = uf_find(set, flow, packet->now, queue->epoch + 1);
-	if (!uf_within(queue, cell, packet->now, packet->bytes, conf->cost)) {
-		if (!queue->flooded)
-			queue->flooded = 1;
-		return 0;
-	}
-	return 1;
-}
-
 /* The data segments that a connection has sent, or received, in a direction of the limit. */
 static __always_inline __u32 moved_segments(struct bpf_sock *sk, __u32 direction)
 {
@@ -226,7 +157,16 @@ static __always_inline int is_first_flight(const struct tg_queue *queue, __u32 d
 	return segments <= TG_INITIAL_WINDOW && (direction == TG_INGRESS || queue->turns.retries);
 }
 
-/* Counts what a flow takes that has a share: then its socket has a storage. */
+/* Counts what a flow takes, by the words of its socket. */
+__noinline int use_share(const struct vq_conf *conf, struct tg_queue *queue, __u64 *sent,
+			 __u32 *seen, __u32 bytes)
+{
+	if (conf && queue && sent && seen)
+		ep_use(queue, sent, seen, bytes, conf->cost, 1);
+	return 0;
+}
+
+/* The same for a flow that has a share: then its socket has a storage. */
 __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_queue *queue,
 		   __u32 bytes, __u32 index)
 {
@@ -245,7 +185,7 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 		/* It is not yet a flow with a share; the flows leave it what it takes. */
 		set_aside(queue, &ours->sent[index], bytes, conf->cost);
 	else
-		ep_use(queue, &ours->sent[index], &ours->epoch[index & 1], bytes, conf->cost, 1);
+		use_share(conf, queue, &ours->sent[index], &ours->epoch[index & 1], bytes);
 	return 0;
 }
 
@@ -306,72 +246,44 @@ __noinline int follow_rate(const struct vq_conf *conf, struct tg_queue *queue, _
 	return 0;
 }
 
-/* The queues that a packet passes in a limit. */
-struct gates {
-	struct tg_limit *limit;
-	enum tg_direction direction;
-	/* All traffic of the limit. */
-	struct tg_queue *queue;
-	const struct vq_conf *conf;
-	/*
-	 * The queue of traffic of none of its children, while it has some; 0: the packet is not of
-	 * that.
-	 */
-	struct tg_queue *own;
-	const struct vq_conf *own_conf;
-	/* The queue of the parent; 0 without one. */
-	struct tg_queue *parent;
-	int is_parent;
-	/* Not beside the direction: the verifier knows a constant only if it is alone in a word. */
-	__u32 slot;
-	struct arrival packet;
-};
-
-/* The queues of classes at their present rate. */
-struct classes {
-	struct vq_conf queue;
-	struct vq_conf own;
-};
-
-/* Finds out where in the tree the packet belongs, and claims its socket from the parent. */
-static __always_inline void find_gates(struct __sk_buff *skb, struct gates *g,
-				       struct classes *classes, __u64 now)
+/* The virtual queue of a class at its present rate, or without one that of the limit. */
+static __always_inline const struct vq_conf *config_now(const struct tg_queue *queue,
+							const struct vq_conf *ceiling,
+							const struct cl_class *class,
+							struct vq_conf *now)
 {
-	const struct cl_class *class = &g->limit->class[g->direction];
-	__u32 key = parent_slot * TG_QUEUES + g->direction;
+	if (!queue->cost_now)
+		return ceiling;
+	__builtin_memset(now, 0, sizeof(*now));
+	tg_config_now(queue, ceiling, class, now);
+	return now;
+}
+
+/* Claims the packet's socket from the parent. */
+static __always_inline void claim(struct __sk_buff *skb, __u64 now)
+{
 	struct tg_socket *socket;
 
-	g->conf = &g->limit->queue[g->direction];
-	if (g->queue->cost_now) {
-		__builtin_memset(&classes->queue, 0, sizeof(classes->queue));
-		tg_config_now(g->queue, g->conf, class, &classes->queue);
-		g->conf = &classes->queue;
-	}
-	g->parent = 0;
-	g->own = 0;
-	g->own_conf = 0;
-	if (has_parent) {
-		g->parent = bpf_map_lookup_elem(&queues_of_limit_above, &key);
-		socket = skb->sk ? bpf_sk_storage_get(&sockets_of_limit_above, skb->sk, 0,
-						      BPF_SK_STORAGE_GET_F_CREATE)
-				 : 0;
-		if (socket)
-			socket->claimed_ns = now;
-	}
-	g->is_parent = tg_is_parent(g->queue, now);
-	if (!g->is_parent)
+	if (!has_parent || !skb->sk)
+		return;
+	socket =
+	    bpf_sk_storage_get(&sockets_of_limit_above, skb->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (socket)
+		socket->claimed_ns = now;
+}
+
+/* Finds out where in the tree the packet belongs. */
+static __always_inline void find_place(struct __sk_buff *skb, const struct tg_queue *queue,
+				       struct arrival *packet)
+{
+	struct tg_socket *socket;
+
+	packet->is_parent = tg_is_parent(queue, packet->now);
+	if (!packet->is_parent)
 		return;
 	socket = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
-	g->packet.claimed = tg_is_claimed(socket, now);
-	if (g->packet.claimed)
-		return;
-	g->own = tg_queue_of(g->slot, g->direction + TG_OWN);
-	g->own_conf = g->conf;
-	if (g->own && g->own->cost_now) {
-		__builtin_memset(&classes->own, 0, sizeof(classes->own));
-		tg_config_now(g->own, g->conf, class, &classes->own);
-		g->own_conf = &classes->own;
-	}
+	packet->claimed = tg_is_claimed(socket, packet->now);
+	packet->is_own = !packet->claimed;
 }
 
 /*
@@ -587,6 +499,12 @@ static __always_inline int charge_one(const struct vq_conf *conf, __u64 *finish_
 	return 0;
 }
 
+/* Whether the limit has shares to update: of flows, or in a tree. */
+static __always_inline int takes_part(const struct arrival *packet)
+{
+	return packet->paced || has_parent || packet->is_parent;
+}
+
 static __always_inline void refund(struct tg_queue *queue, int unpaced, __u64 cost)
 {
 	__sync_fetch_and_sub(&queue->finish_ns, cost);
@@ -623,39 +541,118 @@ static __always_inline int charge(const struct vq_conf *conf, struct tg_queue *q
 			  cost, packet->most.all_ns);
 }
 
-/* Updates the shares: of the flows, of the children, and of the limit in its parent. */
-static __always_inline void account(struct __sk_buff *skb, const struct gates *g, __u64 now,
-				    __u64 cost, __u64 own_cost, __u32 bytes)
+/*
+ * Judges a packet, and charges it to the queues that it passes. Returns the verdict.
+ *
+ * A separate function, like account(): see tg_parse. Inline, the verifier would follow it for each
+ * way by which a packet can come here, and take three times as long for the whole program.
+ */
+__noinline int decide(struct __sk_buff *skb, const struct vq_conf *conf,
+		      const struct vq_conf *own_conf, struct arrival *packet)
 {
-	const struct cl_class *class = &g->limit->class[g->direction];
-	__u64 rate = tg_rate(g->limit, g->queue, g->direction);
-	__u64 own_rate;
+	struct tg_queue *queue, *own;
+	enum vq_verdict verdict, other;
+	__u32 first, carry, key;
+	struct tg_counters *c;
+	struct bounds most;
 
-	if (g->packet.paced && !g->packet.needs_share && g->own)
-		use(skb, g->own_conf, g->own, bytes, g->direction + TG_OWN);
-	else if (g->packet.paced && !g->packet.needs_share && !g->is_parent)
-		use(skb, g->conf, g->queue, bytes, g->direction);
-	if (bytes > VQ_SMALL_BYTES) {
-		if (g->own)
-			tg_count_class(g->queue, g->own, 0);
-		if (g->parent)
-			tg_count_class(g->parent, g->queue, class);
+	if (!conf || !own_conf || !packet || packet->direction >= TG_DIRECTIONS)
+		return VQ_PASS;
+	queue = tg_queue_of(packet->slot, packet->direction);
+	own = tg_queue_of(packet->slot, packet->direction + TG_OWN);
+	key = packet->slot * TG_DIRECTIONS + packet->direction;
+	c = bpf_map_lookup_elem(&counters, &key);
+	if (!queue || !own || !c)
+		return VQ_PASS;
+	first = packet->slot * TG_QUEUES + packet->direction;
+	if (packet->needs_share && packet->is_own)
+		packet->reserved = reserve(skb, own_conf, own, packet, first + TG_OWN);
+	else if (packet->needs_share && !packet->is_parent)
+		packet->reserved = reserve(skb, conf, queue, packet, first);
+
+	verdict = judge(skb, packet, conf, queue);
+	most = packet->most;
+	if (packet->is_own && verdict < VQ_DROP_FULL) {
+		other = judge(skb, packet, own_conf, own);
+		verdict = other > verdict ? other : verdict;
 	}
-	if (g->own) {
-		own_rate = g->own->cost_now ? g->own->rate_bit_s : rate;
-		if (turn(g->own_conf, g->own, &g->packet, own_cost, own_rate)) {
-			tg_report(g->queue, g->own, now);
-			tg_follow(g->queue, g->own, 0, rate);
+	if (verdict != VQ_PASS)
+		c->last_ns[outcome_index(verdict)] = packet->now;
+	if (verdict >= VQ_DROP_FULL)
+		return verdict;
+	carry = c->carry;
+	packet->cost_ns = vq_cost_ns(conf, packet->bytes, &carry);
+	if (packet->is_own) {
+		packet->own_cost_ns = vq_time_ns(packet->bytes, own_conf->cost);
+		if (!charge_both(own_conf, own, packet, packet->own_cost_ns, 1))
+			goto full;
+		packet->most = most;
+	}
+	if (!charge(conf, queue, packet, packet->cost_ns, takes_part(packet))) {
+		if (packet->is_own)
+			refund(own, packet->unpaced, packet->own_cost_ns);
+		goto full;
+	}
+	c->carry = carry;
+	return verdict;
+full:
+	c->last_ns[TG_DROP_FULL] = packet->now;
+	return VQ_DROP_FULL;
+}
+
+/* Updates the shares: of the flows, of the children, and of the limit in its parent. */
+__noinline int account(struct __sk_buff *skb, const struct vq_conf *conf,
+		       const struct vq_conf *own_conf, const struct arrival *packet)
+{
+	struct tg_queue *queue, *own, *parent = 0;
+	const struct cl_class *class;
+	struct tg_limit *limit;
+	__u32 key, direction;
+	__u64 rate, own_rate;
+
+	if (!conf || !own_conf || !packet)
+		return 0;
+	direction = packet->direction;
+	if (direction >= TG_DIRECTIONS)
+		return 0;
+	limit = tg_limit_of(packet->slot, direction);
+	queue = tg_queue_of(packet->slot, direction);
+	own = tg_queue_of(packet->slot, direction + TG_OWN);
+	if (!limit || !queue || !own)
+		return 0;
+	if (has_parent) {
+		key = parent_slot * TG_QUEUES + direction;
+		parent = bpf_map_lookup_elem(&queues_of_limit_above, &key);
+	}
+	class = &limit->class[direction];
+	rate = tg_rate(limit, queue, direction);
+
+	if (packet->paced && !packet->needs_share && packet->is_own)
+		use(skb, own_conf, own, packet->bytes, direction + TG_OWN);
+	else if (packet->paced && !packet->needs_share && !packet->is_parent)
+		use(skb, conf, queue, packet->bytes, direction);
+	if (packet->bytes > VQ_SMALL_BYTES) {
+		if (packet->is_own)
+			tg_count_class(queue, own, 0);
+		if (parent)
+			tg_count_class(parent, queue, class);
+	}
+	if (packet->is_own) {
+		own_rate = own->cost_now ? own->rate_bit_s : rate;
+		if (turn(own_conf, own, packet, packet->own_cost_ns, own_rate)) {
+			tg_report(queue, own, packet->now);
+			tg_follow(queue, own, 0, rate);
 		}
 	}
-	if (!turn(g->conf, g->queue, &g->packet, cost, rate))
-		return;
+	if (!turn(conf, queue, packet, packet->cost_ns, rate))
+		return 0;
 	/* The rate of which its children take their parts. */
-	g->queue->rate_bit_s = rate;
-	if (g->parent) {
-		tg_report(g->parent, g->queue, now);
-		tg_follow(g->parent, g->queue, class, g->limit->rate_bit_s[g->direction]);
+	queue->rate_bit_s = rate;
+	if (parent) {
+		tg_report(parent, queue, packet->now);
+		tg_follow(parent, queue, class, limit->rate_bit_s[direction]);
 	}
+	return 0;
 }
 
 /* Counts a dropped packet if TCP waits for a timer now. */
@@ -672,113 +669,84 @@ __noinline int count_risk(struct __sk_buff *skb, struct tg_queue *queue,
 static __always_inline int gate(struct __sk_buff *skb, enum tg_direction direction)
 {
 	const int drop = direction == TG_EGRESS ? RET_DROP_SLOW : RET_DROP;
-	struct gates g = {.direction = direction};
-	enum vq_verdict verdict, other;
-	struct classes classes;
-	struct bounds most;
-	__u64 now, cost, own_cost = 0;
+	struct arrival packet = {.direction = direction};
+	const struct vq_conf *conf, *own_conf;
+	/* The virtual queues of classes at their present rate. */
+	struct vq_conf queue_now, own_now;
+	struct tg_queue *queue, *own;
+	const struct cl_class *class;
 	struct tg_counters *c;
+	struct tg_limit *limit;
 	struct bpf_sock *sk;
-	__u32 key, bytes, carry;
-	int counts, answers;
+	__u32 key, slot, verdict;
+	int answers;
 
 	if (skb->mark == TG_DEAD_MARK)
 		return drop;
-	if (!tg_find_slot(&g.slot))
+	if (!tg_find_slot(&slot))
 		return RET_PASS;
-	g.limit = tg_limit_of(g.slot, direction);
-	g.queue = tg_queue_of(g.slot, direction);
-	key = g.slot * TG_DIRECTIONS + direction;
+	limit = tg_limit_of(slot, direction);
+	queue = tg_queue_of(slot, direction);
+	own = tg_queue_of(slot, direction + TG_OWN);
+	key = slot * TG_DIRECTIONS + direction;
 	c = bpf_map_lookup_elem(&counters, &key);
-	if (!g.limit || !g.queue || !c)
+	if (!limit || !queue || !own || !c)
 		return RET_PASS;
-	g.packet.paced = !!(g.limit->flags & TG_FLAG_PACE_FAIR);
-	sk = g.packet.paced && skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
-	if (!g.limit->queue[direction].cost) {
+	packet.paced = !!(limit->flags & TG_FLAG_PACE_FAIR);
+	sk = packet.paced && skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
+	conf = &limit->queue[direction];
+	if (!conf->cost) {
 		/* A connection may have to wait for its turn in the other direction. */
 		if (direction == TG_INGRESS ||
-		    begin(skb, sk, g.queue, bpf_ktime_get_ns(), g.slot) != ANSWER_WAITS)
+		    begin(skb, sk, queue, bpf_ktime_get_ns(), slot) != ANSWER_WAITS)
 			return RET_PASS;
 		skb->mark = TG_DEAD_MARK;
 		return RET_DROP;
 	}
-	bytes = tg_wire_bytes(skb, direction);
-	if (skb->ifindex == LOOPBACK_IFINDEX && !(g.limit->flags & TG_FLAG_LOOPBACK)) {
-		count(c, direction, TG_EXEMPT, bytes);
+	packet.bytes = tg_wire_bytes(skb, direction);
+	if (skb->ifindex == LOOPBACK_IFINDEX && !(limit->flags & TG_FLAG_LOOPBACK)) {
+		count(c, direction, TG_EXEMPT, packet.bytes);
 		return RET_PASS;
 	}
 
-	if (has_exempt && tg_is_exempt(skb, g.limit->exempt_dscps, direction)) {
-		count(c, direction, TG_EXEMPT, bytes);
+	if (has_exempt && tg_is_exempt(skb, limit->exempt_dscps, direction)) {
+		count(c, direction, TG_EXEMPT, packet.bytes);
 		return RET_PASS;
 	}
-	now = bpf_ktime_get_ns();
-	g.packet.now = now;
-	g.packet.bytes = bytes;
-	g.packet.direction = direction;
-	find_gates(skb, &g, &classes, now);
-	g.packet.windows = g.packet.paced && direction == TG_INGRESS;
-	counts = g.packet.paced || g.parent || g.is_parent;
-	if (g.queue->cost != g.conf->cost)
-		follow_rate(g.conf, g.queue, now);
-	if (g.own && g.own->cost != g.own_conf->cost)
-		follow_rate(g.own_conf, g.own, now);
+	packet.now = bpf_ktime_get_ns();
+	packet.slot = slot;
+	packet.windows = packet.paced && direction == TG_INGRESS;
+	claim(skb, packet.now);
+	find_place(skb, queue, &packet);
+	class = &limit->class[direction];
+	conf = config_now(queue, conf, class, &queue_now);
+	own_conf = packet.is_own ? config_now(own, conf, class, &own_now) : conf;
+	if (queue->cost != conf->cost)
+		follow_rate(conf, queue, packet.now);
+	if (packet.is_own && own->cost != own_conf->cost)
+		follow_rate(own_conf, own, packet.now);
 	if (direction == TG_EGRESS) {
-		answers = begin(skb, sk, g.queue, now, g.slot);
+		answers = begin(skb, sk, queue, packet.now, slot);
 		if (answers == ANSWER_WAITS) {
 			skb->mark = TG_DEAD_MARK;
 			return RET_DROP;
 		}
-		g.packet.admitted = answers == ANSWER_GOES;
+		packet.admitted = answers == ANSWER_GOES;
 	}
 	/* TCP of this host can be paced, or limited by its window. */
-	if (g.packet.paced && !(sk && sk->protocol == IPPROTO_TCP)) {
-		g.packet.unpaced = g.packet.windows && !g.packet.claimed;
+	if (packet.paced && !(sk && sk->protocol == IPPROTO_TCP)) {
+		packet.unpaced = packet.windows && !packet.claimed;
 		/* Not packets that the kernel answers with, without a socket. */
-		g.packet.needs_share = !!sk;
-		if (g.packet.needs_share && g.own)
-			g.packet.reserved = reserve(skb, g.own_conf, g.own, &g.packet,
-						    g.slot * TG_QUEUES + direction + TG_OWN);
-		else if (g.packet.needs_share && !g.is_parent)
-			g.packet.reserved = reserve(skb, g.conf, g.queue, &g.packet,
-						    g.slot * TG_QUEUES + direction);
+		packet.needs_share = !!sk;
 	}
 
-	verdict = judge(skb, &g.packet, g.conf, g.queue);
-	most = g.packet.most;
-	if (g.own && verdict < VQ_DROP_FULL) {
-		other = judge(skb, &g.packet, g.own_conf, g.own);
-		verdict = other > verdict ? other : verdict;
-	}
-	if (verdict != VQ_PASS)
-		c->last_ns[outcome_index(verdict)] = now;
-	if (verdict < VQ_DROP_FULL) {
-		carry = c->carry;
-		cost = vq_cost_ns(g.conf, bytes, &carry);
-		if (g.own)
-			own_cost = vq_time_ns(bytes, g.own_conf->cost);
-		if (g.own && !charge_both(g.own_conf, g.own, &g.packet, own_cost, 1)) {
-			verdict = VQ_DROP_FULL;
-		} else {
-			g.packet.most = most;
-			if (!charge(g.conf, g.queue, &g.packet, cost, counts)) {
-				verdict = VQ_DROP_FULL;
-				if (g.own)
-					refund(g.own, g.packet.unpaced, own_cost);
-			}
-		}
-		if (verdict == VQ_DROP_FULL) {
-			c->last_ns[TG_DROP_FULL] = now;
-		} else {
-			c->carry = carry;
-			if (counts)
-				account(skb, &g, now, cost, own_cost, bytes);
-		}
-	}
+	verdict = decide(skb, conf, own_conf, &packet);
+	if (verdict < VQ_DROP_FULL && takes_part(&packet))
+		account(skb, conf, own_conf, &packet);
 	/* The verdicts are the first outcomes, in the same order. */
-	count(c, direction, (enum tg_outcome)verdict, bytes);
+	count(c, direction, (enum tg_outcome)verdict, packet.bytes);
 	if (verdict >= VQ_DROP_FULL) {
-		count_risk(skb, g.queue, &g.packet);
+		count_risk(skb, queue, &packet);
 		skb->mark = TG_DEAD_MARK;
 		return drop;
 	}

@@ -215,8 +215,11 @@ static __always_inline void wait_before_asking(struct bpf_sock_ops *ops, struct 
 		ours->pacing_byte_s = wanted;
 }
 
-/* Runs before each packet that the socket builds, so that this very packet carries the window. */
-static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, int newcomer, __u32 slot)
+/*
+ * Runs before each packet that the socket builds, so that this very packet carries the window. A
+ * separate function: see tg_parse.
+ */
+__noinline int set_window_clamp(struct bpf_sock_ops *ops, int newcomer, __u32 slot)
 {
 	const struct tg_limit *l = tg_limit_of(slot, TG_INGRESS);
 	struct bpf_sock *sk = ops->sk;
@@ -225,19 +228,20 @@ static __always_inline void set_window_clamp(struct bpf_sock_ops *ops, int newco
 	struct tcp_sock *tp;
 
 	if (!sk || !l)
-		return;
+		return 0;
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!ours || !tp)
-		return;
+		return 0;
 	queue = tg_has_windows(l) ? inward_queue(ours, slot) : 0;
 	if (!queue) {
 		tg_free_window(ops, tp, ours);
-		return;
+		return 0;
 	}
 	tg_set_window(ops, tp, ours, l, queue, newcomer, ops->family == TG_AF_INET6);
 	if (!newcomer && ops->skb_len)
 		wait_before_asking(ops, queue, ours, tp);
+	return 0;
 }
 
 /* The window that the handshake offers, in segments; none: the kernel's. */
@@ -264,14 +268,22 @@ static __always_inline void set_first_window(struct bpf_sock_ops *ops, __u32 slo
 /* The kernel's timer tick (HZ): the unit of the wait before it sends a SYN-ACK again. */
 const volatile __u64 tick_ns = 4000000;
 
-/* How long a new connection waits for its turn in a direction of the limit. */
-static __always_inline __u64 turn_ns(const struct tg_limit *l, struct tg_queue *queue,
-				     __u32 direction, __u64 now)
+/*
+ * How long a new connection waits for its turn in a direction of the limit. A separate function:
+ * see tg_parse.
+ */
+__noinline __u64 turn_ns(__u32 slot, __u32 direction, __u64 now)
 {
+	struct tg_queue *queue;
+	struct tg_limit *l;
 	__s64 backlog;
 	__u32 paced = 0;
 
-	if (!queue || !queue->cost || tg_is_parent(queue, now))
+	if (direction >= TG_DIRECTIONS)
+		return 0;
+	l = tg_limit_of(slot, direction);
+	queue = tg_queue_of(slot, direction);
+	if (!l || !queue || !queue->cost || tg_is_parent(queue, now))
 		return 0;
 	/* A queue without packets for this long has no flows. */
 	if (now - queue->epoch_start_ns < 2000ULL * queue->epoch_us + SILENT_NS)
@@ -325,11 +337,11 @@ static __always_inline void ask(struct bpf_sock_ops *ops, const struct tg_limit 
 		return;
 	if (!ops->is_fullsock && (!egress->turns.retries || egress->turns.crowded))
 		return;
-	wait = turn_ns(l, egress, TG_EGRESS, now);
+	wait = turn_ns(slot, TG_EGRESS, now);
 	/* A program that only asks waits for the turn of its replies. */
 	if (ops->is_fullsock && ad_only_asks(&egress->turns))
 		wait = 0;
-	other = turn_ns(l, ingress, TG_INGRESS, now);
+	other = turn_ns(slot, TG_INGRESS, now);
 	rtt_ns = fs_max(egress->rtt_ns, ingress->rtt_ns);
 	if (other > wait) {
 		queue = ingress;
