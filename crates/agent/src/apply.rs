@@ -79,7 +79,7 @@ fn within(
         }
     };
     let mut wanted = rates::kept(&spec, &present, &wanted);
-    goal::set_members(goal, &mut wanted);
+    goal::set_members(goal, &present, &mut wanted);
     let waits: Vec<_> = goal.waiting.iter().cloned().chain(gone).collect();
     let is_over = |name: &str| {
         let is = present.iter().find(|is| is.name == name);

@@ -7,11 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{Timestamp, Zoned};
-use tidegate_core::{Scope, choice::Kernel, selector::SelectorKind};
+use tidegate_core::{
+    Scope,
+    choice::Kernel,
+    selector::{Selector, SelectorKind},
+};
 use tidegate_host::{
     absent::{self, Waits},
     auto::Trees,
-    plan::Wanted,
+    plan::{Present, Wanted},
     pods::{Pods, pod_cgroup},
     settings::{Patch, SettingsError},
     spec::{Follow, LimitSpec, Spec},
@@ -78,13 +82,19 @@ impl GoalLimit {
     }
 }
 
-/// Gives the limits that select their cgroups those that the goal has found.
-pub fn set_members(goal: &Goal, wanted: &mut [Wanted]) {
+/// Gives the limits that select their cgroups those that the goal has found. One on containers keeps those of
+/// its cgroups whose engine has not told of them yet: another may have answered already.
+pub fn set_members(goal: &Goal, present: &[Present], wanted: &mut [Wanted]) {
     let goals: BTreeMap<_, _> =
         goal.limits.iter().map(|goal| (goal.limit.name.as_str(), goal)).collect();
-    for limit in wanted.iter_mut().filter(|limit| matches!(limit.scope, Scope::Select(_))) {
-        if let Some(goal) = goals.get(limit.name.as_str()) {
-            limit.members = goal.members();
+    for limit in wanted {
+        let Scope::Select(Selector { kind, .. }) = limit.scope else { continue };
+        let Some(goal_limit) = goals.get(limit.name.as_str()) else { continue };
+        limit.members = goal_limit.members();
+        let is = present.iter().find(|is| is.name == limit.name && is.scope == limit.scope);
+        if let (SelectorKind::Container, Some(is)) = (kind, is) {
+            let kept = is.members.iter().filter(|path| goal.unlisted.contains(*path));
+            limit.members.extend(kept.cloned());
         }
     }
 }

@@ -1,7 +1,10 @@
 use tidegate_host::{
+    plan::State,
     pods::{EGRESS, INGRESS, JOIN, Pod},
+    settings::Asked,
     world::Container,
 };
+use tidegate_sys::limit::LimitOptions;
 
 use super::*;
 
@@ -282,4 +285,48 @@ fn programs_are_moved_next_to_where_they_are_and_stay_there() {
     let moves: Vec<_> = goal.moves.iter().map(|m| (m.pid, m.into.as_str())).collect();
     assert_eq!(moves, [(1, "s/tidegate.a"), (3, "tidegate.a")]);
     assert_eq!(goal.limits[0].cgroups[0].0, "s/tidegate.a");
+}
+
+#[test]
+fn a_limit_on_containers_keeps_those_whose_engine_has_not_answered() {
+    let [known, other, unit] = [
+        format!("system.slice/docker-{ID}.scope"),
+        format!("machine.slice/libpod-{}.scope", "b".repeat(64)),
+        "system.slice/a.service".to_owned(),
+    ];
+    let mut world = world(&[&known, &other, &unit]);
+    let web = Container { name: "web-1".to_owned(), ..Container::default() };
+    world.containers.insert(ID.to_owned(), web);
+    let goal = goal(&files(&[&limit("w", "container = \"web-*\"", RATE)]), &world, &now());
+    let scope = goal.limits[0].limit.scope.clone();
+    let before = |scope: &Scope| Present {
+        name: "w".to_owned(),
+        scope: scope.clone(),
+        members: vec![known.clone(), other.clone(), unit.clone()],
+        gone: Vec::new(),
+        state: State::InForce,
+        options: LimitOptions::default(),
+        parent: None,
+        other_build: None,
+    };
+    let members = |present: &[Present]| {
+        let mut wanted = [Wanted {
+            name: "w".to_owned(),
+            scope: scope.clone(),
+            members: Vec::new(),
+            options: LimitOptions::default(),
+            parent: None,
+            asked: Asked::default(),
+        }];
+        set_members(&goal, present, &mut wanted);
+        wanted[0].members.clone()
+    };
+    assert_eq!(members(&[]), std::slice::from_ref(&known));
+    assert_eq!(
+        members(&[before(&scope)]),
+        [known.clone(), other.clone()],
+        "a service is no container"
+    );
+    let units = Scope::Select(Selector { kind: SelectorKind::Unit, value: "a".to_owned() });
+    assert_eq!(members(&[before(&units)]), [known.clone()], "it selected something else");
 }

@@ -127,7 +127,7 @@ impl Resolved {
     /// The limits that can be, and those that wait.
     fn wanted(&self, host: &Host, present: &[Present]) -> Result<(Vec<Wanted>, Vec<Waits>)> {
         let (mut wanted, mut waiting) = host.wanted(&self.spec, present)?;
-        goal::set_members(&self.goal, &mut wanted);
+        goal::set_members(&self.goal, present, &mut wanted);
         waiting.extend(self.goal.waiting.iter().cloned());
         Ok((wanted, waiting))
     }
