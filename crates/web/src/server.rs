@@ -206,3 +206,52 @@ async fn look(shared: &Shared, limit: String) -> Answer {
         _ => late(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::StatusHead;
+
+    /// A reader that is slow gets rest, and what it could not read leaves the last reading on the page.
+    #[test]
+    fn a_slow_reading_is_followed_by_rest_and_a_failed_one_leaves_the_last() {
+        let mut runtime = runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            let (requests, mut asked) = mpsc::channel(REQUESTS_MAX);
+            let (state, waits) = (RefCell::default(), RefCell::default());
+            let shared = Rc::new(Shared { state, waits, requests });
+            let (mut reader, link) = UnixStream::pair().unwrap();
+            let here = Rc::clone(&shared);
+            spawn_local(async move { follow(&here, BufReader::new(link.into_split().0)).await });
+            assert_eq!(asked.recv().await, Some(Request::Status));
+
+            let reading = include_str!("snapshot/example.json");
+            let reading: serde_json::Value = serde_json::from_str(reading).unwrap();
+            let second = Duration::from_secs(1);
+            let mut says = async |unix_ns: u64, took: Option<Duration>| {
+                let (head, body) = match took {
+                    Some(took) => {
+                        let took_ns = took.as_nanos() as u64;
+                        let head = StatusHead { unix_ns, took_ns, ..StatusHead::default() };
+                        (Head::Status(head), reading.to_string())
+                    }
+                    None => (Head::Failed("no store".to_owned()), String::new()),
+                };
+                let head = serde_json::to_string(&head).unwrap();
+                let before = time::Instant::now();
+                reader.write_all(format!("{head}\n{body}\n").as_bytes()).await.unwrap();
+                assert_eq!(asked.recv().await, Some(Request::Status));
+                let state = shared.state.borrow();
+                let shown = (state.head.unix_ns, state.failed.clone(), state.body.is_empty());
+                (before.elapsed().as_secs(), shown)
+            };
+            let failed = || Some("no store".to_owned());
+            assert_eq!(says(0, None).await, (1, (0, failed(), true)), "nothing was read yet");
+            assert_eq!(says(1, Some(Duration::ZERO)).await, (1, (1, None, false)));
+            assert_eq!(says(2, Some(3 * second)).await, (27, (2, None, false)), "a tenth of a CPU");
+            assert_eq!(says(3, None).await, (1, (2, failed(), false)), "the last reading stays");
+            assert_eq!(says(4, Some(Duration::ZERO)).await, (1, (4, None, false)));
+        });
+    }
+}

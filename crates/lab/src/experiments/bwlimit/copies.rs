@@ -144,18 +144,19 @@ impl Job {
         }
     }
 
-    /// One command: a shell where several processes are to run. It ends them when it is asked to end.
+    /// One command: a shell where several processes are to run. It ends them when it is asked to end, or when
+    /// the first of them has ended: all are to last longer than the measurement.
     pub(super) fn command(self, at: &Places, own_bit_s: Option<u64>) -> Vec<String> {
         let processes = self.processes(at, own_bit_s);
         if let [words] = &processes[..] {
             return words.clone();
         }
-        let mut script = "trap 'kill $pids' TERM\n".to_owned();
+        let mut script = "trap 'kill $pids 2>/dev/null' TERM\n".to_owned();
         for words in processes {
             let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
             script += &format!("{} &\npids=\"$pids $!\"\n", words.join(" "));
         }
-        words(&["sh", "-c", &(script + "wait\n")])
+        words(&["bash", "-c", &(script + "wait -n\nkill $pids 2>/dev/null\nwait\n")])
     }
 
     /// The words of each process.
@@ -307,7 +308,7 @@ mod tests {
         let curl = several(Tool::Curl).command(&places(), Some(8_000_000));
         assert_eq!(curl.iter().filter(|word| **word == places().url).count(), SEVERAL);
         let wget = several(Tool::Wget).command(&places(), Some(8_000_000));
-        assert_eq!(&wget[..2], ["sh", "-c"]);
+        assert_eq!(&wget[..2], ["bash", "-c"]);
         assert_eq!(wget[2].matches("'--limit-rate=1000000' ").count(), SEVERAL);
         let scp = several(Tool::Scp).command(&places(), None);
         assert!((0..SEVERAL).all(|n| scp[2].contains(&format!("'/t/several/file{n}'"))), "{scp:?}");
