@@ -55,7 +55,7 @@ node_up() {
 
 # The cgroup of a pod.
 cgroup_of() {
-	(cd /sys/fs/cgroup && ls -d kubepods.slice/{,*/}*pod"${1//-/_}".slice 2>/dev/null)
+	(cd /sys/fs/cgroup && find kubepods.slice -maxdepth 2 -name "*pod${1//-/_}.slice" | grep .)
 }
 
 # A process of a pod.
