@@ -72,7 +72,9 @@ build() {
 
 # What these checks need is there, or is built.
 prepare() {
-	scripts/deps.sh kube || skip "what it needs cannot be installed (see above)"
+	local groups=(kube)
+	[[ " $* " != *" node "* ]] || groups+=(vm)
+	scripts/deps.sh "${groups[@]}" || skip "what it needs cannot be installed (see above)"
 	command -v go >/dev/null || skip "Kubernetes is built from Go modules, and there is no go in PATH (https://go.dev/dl)"
 	mkdir -p "$kube"
 	[[ " $* " != *" node "* ]] || programs+=("${programs_of_node[@]}")
