@@ -50,8 +50,7 @@ fn rates_come_from_the_configuration_or_else_from_the_runtime() {
     assert_eq!(egress(&having(json!({ "runtimeConfig": { "bandwidth": {} } }))), None);
 }
 
-/// As containerd 1.6 writes what annotations say. Its fields have no names for JSON, and Go's plugins read any
-/// case.
+/// containerd 1.6 writes capitals: its fields have no names for JSON, and plugins in Go read any case.
 #[test]
 fn rates_of_containerd_are_read() {
     let bandwidth = json!({
