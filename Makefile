@@ -20,7 +20,7 @@ target_dir = $(shell CARGO=$(CARGO) scripts/target-dir.sh)
 C_SOURCES := bpf/*/*.c bpf/*/*.h crates/sys/native/*.c crates/instruments/bpf/* crates/instruments/native/*.c
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test test-fresh test-kill test-upgrade test-vm test-kube lint count bench fuzz lab package test-package install uninstall clean
+.PHONY: help deps build demo test test-fresh test-kill test-upgrade test-vm test-kube test-kube-node lint count bench fuzz lab package test-package install uninstall clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[-a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +64,11 @@ test-kube: ## Check deploy/ with a real API server, and run the agent as its Dae
 	@scripts/deps.sh build
 	$(CARGO) build --locked --bin tidegate
 	@scripts/kube.sh test
+
+test-kube-node: ## Boot a node with kubelet and containerd, and limit its pods (emulated: half an hour)
+	@scripts/deps.sh build
+	$(CARGO) build --locked --bin tidegate
+	@scripts/kube.sh test node
 
 lint: ## Check format, lints, docs, licences and the rules of layout
 	@scripts/deps.sh build lint

@@ -11,9 +11,9 @@
 #   scripts/kube.sh certify DIR NAME SUBJECT NAMES   a certificate that they accept
 #   scripts/kube.sh test [NAME...]   the checks of scripts/kube/*.sh of these names, or objects, rights, pod and follow
 #
-# `node` boots a virtual machine with kubelet and containerd; where it is emulated that takes an hour or more. The other
-# checks have no node: objects are checked, stored and watched, and nothing runs. The API server refuses `privileged`, as
-# it does unless it is told otherwise.
+# `node` boots a virtual machine with kubelet and containerd (`make test-kube-node`). Where that is emulated, the check
+# takes half an hour. The other checks have no node: objects are checked, stored and watched, and nothing runs. The API
+# server refuses `privileged`, as it does unless it is told otherwise.
 #
 # Where the parts cannot be had this prints SKIP and why, and ends with 0.
 set -euo pipefail
@@ -72,7 +72,9 @@ build() {
 
 # What these checks need is there, or is built.
 prepare() {
-	scripts/deps.sh kube || skip "what it needs cannot be installed (see above)"
+	local groups=(kube)
+	[[ " $* " != *" node "* ]] || groups+=(vm)
+	scripts/deps.sh "${groups[@]}" || skip "what it needs cannot be installed (see above)"
 	command -v go >/dev/null || skip "Kubernetes is built from Go modules, and there is no go in PATH (https://go.dev/dl)"
 	mkdir -p "$kube"
 	[[ " $* " != *" node "* ]] || programs+=("${programs_of_node[@]}")

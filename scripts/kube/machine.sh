@@ -156,6 +156,7 @@ on_node() {
 		echo "the node did not do in time: $*"
 		return 1
 	}
+	cat "$share/errors" >&2
 	cat "$share/answer"
 	return "$(cat "$share/code")"
 }

@@ -30,9 +30,11 @@ finish() {
 	stop_machine
 }
 
+# The UIDs of pods, which are needed while the API server is away, too.
+declare -A uids
 # A pod of this node. The rest is jq's, and changes it.
 pod() {
-	jq --null-input --arg name "$1" --arg node "$node" '
+	uids[$1]=$(jq --null-input --arg name "$1" --arg node "$node" '
 		def container($name; $script): { name: $name, image: "busybox:1", imagePullPolicy: "Never",
 			command: ["sh", "-c", $script] };
 		def again($script): "while :; do \($script); sleep 1; done";
@@ -41,7 +43,7 @@ pod() {
 		{ apiVersion: "v1", kind: "Pod", metadata: { name: $name, namespace: "prod" },
 			spec: { nodeName: $node, terminationGracePeriodSeconds: 0, automountServiceAccountToken: false,
 				dnsPolicy: "Default" } }
-		| '"$2" | kubectl create --filename - >/dev/null
+		| '"$2" | kubectl create --filename - --output "jsonpath={.metadata.uid}")
 }
 of_pod() {
 	kubectl get pod "$1" --namespace prod --output "jsonpath={$2}" | grep .
@@ -77,7 +79,7 @@ has_pods() {
 	local name=$1 each path paths=()
 	shift
 	for each in "$@"; do
-		path=$(on_node cgroup_of "$(of_pod "$each" .metadata.uid)") && paths+=("$path") || return 1
+		path=$(on_node cgroup_of "${uids[$each]}") && paths+=("$path") || return 1
 	done
 	status ".limits[] | select(.name == \"$name\").members | sort == ($(names "${paths[@]}") | sort)"
 }
@@ -87,17 +89,17 @@ look() {
 	local file=$work/$1.json each pods=()
 	shift
 	for each in "$@"; do
-		pods+=("$each=$(of_pod "$each" .metadata.uid)")
+		pods+=("$each=${uids[$each]}")
 	done
 	on_node look "${pods[@]}" >"$file"
 }
 # So many bytes more leave a pod.
 sends() {
-	on_node sends "$(of_pod "$1" .metadata.uid)" "$2"
+	on_node sends "${uids[$1]}" "$2"
 }
 # A pod has received so many bytes.
 receives() {
-	on_node receives "$(of_pod "$1" .metadata.uid)" "$2"
+	on_node receives "${uids[$1]}" "$2"
 }
 judge() {
 	jq --null-input --exit-status --raw-output -L scripts/kube "include \"looks\"; $1" "${@:2}"

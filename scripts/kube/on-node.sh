@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Inside the machine of scripts/kube/node.sh: starts what a node has, then does what it is told. An order is a line for
-# bash that may use the functions here, in share/order; its output is share/answer, and its status share/code.
+# bash that may use the functions here, in share/order; its output is share/answer, its errors are share/errors, and its
+# status is share/code.
 set -uo pipefail
 share=/run/checks
 
@@ -55,7 +56,7 @@ node_up() {
 
 # The cgroup of a pod.
 cgroup_of() {
-	(cd /sys/fs/cgroup && ls -d kubepods.slice/{,*/}*pod"${1//-/_}".slice 2>/dev/null)
+	(cd /sys/fs/cgroup && find kubepods.slice -maxdepth 2 -name "*pod${1//-/_}.slice" | grep .)
 }
 
 # A process of a pod.
@@ -88,16 +89,15 @@ left_by() {
 	fi
 }
 
-# Bytes that the container `in` of a pod has read, with the headers that they came with.
+# Bytes that the container `in` of a pod has read, with the headers that they came with. Its shell has those of an `nc`
+# that has ended.
 received_by() {
 	local pid
 	for pid in $(cat "/sys/fs/cgroup/$(cgroup_of "$1")"/*/cgroup.procs); do
-		if tr '\0' ' ' <"/proc/$pid/cmdline" | grep --quiet '^nc .* 10 $'; then
-			awk '$1 == "rchar:" { printf "%.0f", $2 / 1448 * 1514 }' "/proc/$pid/io"
-			return
+		if tr '\0' ' ' <"/proc/$pid/cmdline" | grep --quiet 'nc [0-9.]* 10 '; then
+			cat "/proc/$pid/io"
 		fi
-	done
-	echo 0
+	done 2>/dev/null | awk '$1 == "rchar:" { bytes += $2 } END { printf "%.0f\n", bytes / 1448 * 1514 }'
 }
 
 # A pod has an interface, and so many bytes more leave by it. A limit may be in force before that is there.
@@ -167,7 +167,7 @@ run() {
 			continue
 		fi
 		mv "$share/order" "$share/doing"
-		(eval "$(cat "$share/doing")") >"$share/answer" 2>&1 </dev/null
+		(eval "$(cat "$share/doing")") >"$share/answer" 2>"$share/errors" </dev/null
 		echo $? >"$share/code-new"
 		mv "$share/code-new" "$share/code"
 	done

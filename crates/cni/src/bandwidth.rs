@@ -18,17 +18,21 @@ use crate::{
 pub const NO_BURST_BITS: u64 = i32::MAX as u64;
 
 /// Rates in bit/s and bursts in bits; zero where there is none. The workload's side: `egress` is what it
-/// sends.
+/// sends. containerd writes the names of the first four with a capital.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Bandwidth {
     /// Rate to the container.
+    #[serde(alias = "IngressRate")]
     pub ingress_rate: u64,
     /// Burst to the container.
+    #[serde(alias = "IngressBurst")]
     pub ingress_burst: u64,
     /// Rate from the container.
+    #[serde(alias = "EgressRate")]
     pub egress_rate: u64,
     /// Burst from the container.
+    #[serde(alias = "EgressBurst")]
     pub egress_burst: u64,
     /// Only what is exchanged with these subnets is limited; empty: all.
     pub shaped_subnets: Vec<String>,

@@ -50,6 +50,26 @@ fn rates_come_from_the_configuration_or_else_from_the_runtime() {
     assert_eq!(egress(&having(json!({ "runtimeConfig": { "bandwidth": {} } }))), None);
 }
 
+/// containerd 1.6 writes capitals: its fields have no names for JSON, and plugins in Go read any case.
+#[test]
+fn rates_of_containerd_are_read() {
+    let bandwidth = json!({
+        "IngressRate": 20_000_000,
+        "IngressBurst": 4_294_967_295_u64,
+        "EgressRate": 10_000_000,
+        "EgressBurst": 4_294_967_295_u64,
+    });
+    let config = having(json!({ "runtimeConfig": { "bandwidth": bandwidth } }));
+    let expected = Bandwidth {
+        ingress_rate: 20_000_000,
+        ingress_burst: 4_294_967_295,
+        egress_rate: 10_000_000,
+        egress_burst: 4_294_967_295,
+        ..Bandwidth::default()
+    };
+    assert_eq!(read(&ADD, &config).unwrap().bandwidth, Some(expected));
+}
+
 #[test]
 fn a_rate_needs_a_burst_as_with_the_plugin_bandwidth() {
     for (more, says) in [
