@@ -144,6 +144,8 @@ tell() {
 	cat "$share/prepare.log" 2>/dev/null
 	systemctl status --no-pager --full --lines 0 tidegate-agent.service
 	journalctl --no-pager --output short-monotonic --unit tidegate-agent.service --lines 60
+	systemctl status --no-pager --full --lines 20 web.service
+	grep -s . /sys/fs/cgroup/system.slice/web.service/{cgroup.events,cgroup.procs,memory.events}
 	dmesg | grep -E 'segfault|BUG|Oops' | tail -n 10
 	tidegate status
 	cat /etc/tidegate/*.toml
