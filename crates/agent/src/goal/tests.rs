@@ -328,5 +328,5 @@ fn a_limit_on_containers_keeps_those_whose_engine_has_not_answered() {
         "a service is no container"
     );
     let units = Scope::Select(Selector { kind: SelectorKind::Unit, value: "a".to_owned() });
-    assert_eq!(members(&[before(&units)]), [known.clone()], "it selected something else");
+    assert_eq!(members(&[before(&units)]), [known], "it selected something else");
 }
