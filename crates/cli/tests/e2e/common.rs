@@ -277,7 +277,18 @@ pub struct Objects {
 }
 
 impl Objects {
+    /// A walk over all links or programs ends early at one that another test is just making. So two walks
+    /// must agree.
     pub fn on(cgroup: &Cgroup) -> Objects {
+        let mut before = Objects::walk(cgroup);
+        wait_for("two walks that find the same objects", || {
+            let now = Objects::walk(cgroup);
+            let last = std::mem::replace(&mut before, now);
+            (last == before).then_some(last)
+        })
+    }
+
+    fn walk(cgroup: &Cgroup) -> Objects {
         let mut objects = Objects::default();
         for link in LinkInfoIter::default() {
             if matches!(&link.info, LinkTypeInfo::Cgroup(c) if c.cgroup_id == cgroup.id()) {

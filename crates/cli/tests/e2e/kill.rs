@@ -155,7 +155,16 @@ impl Scene {
             Objects::on(&group).links().to_string()
         };
         found.insert("cgroups", self.groups.iter().map(on).collect());
-        found.insert("store", entries(&self.place.store()));
+        // A pool of children has the id of its parent's map in its name.
+        let named = |name: String| match name.split_once("_inside_") {
+            Some((pool, rest)) => {
+                let slots = rest.split_once('_').map_or(rest, |(_, slots)| slots);
+                format!("{pool}_inside_MAP_{slots}")
+            }
+            None => name,
+        };
+        let store = entries(&self.place.store());
+        found.insert("store", store.into_iter().map(named).collect());
         found
     }
 
