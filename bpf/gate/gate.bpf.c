@@ -179,7 +179,7 @@ static __always_inline int drop_undecided(struct __sk_buff *skb, enum tg_directi
 static __always_inline int gate(struct __sk_buff *skb, enum tg_direction direction)
 {
 	const int drop = direction == TG_EGRESS ? RET_DROP_SLOW : RET_DROP;
-	struct gt_cgroup *own, *holder;
+	struct gt_cgroup *own;
 	struct gt_counters *c;
 	__u32 bytes;
 
@@ -192,14 +192,15 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	if (!c)
 		return RET_PASS;
 	bytes = tg_wire_bytes(skb, direction);
-	holder = gt_holder(0, find_undecided, own, bpf_ktime_get_ns());
-	if (!holder) {
+	switch (gt_judge(0, find_undecided, own, bpf_ktime_get_ns(), bytes)) {
+	case GT_LATE:
 		tg_add(&c->late_bytes, bytes, direction == TG_INGRESS);
 		return RET_PASS;
-	}
-	if (gt_take(holder, bytes)) {
+	case GT_PASS:
 		tg_add(&c->passed_bytes, bytes, direction == TG_INGRESS);
 		return RET_PASS;
+	default:
+		break;
 	}
 	tg_add(&c->dropped_packets, 1, direction == TG_INGRESS);
 	skb->mark = TG_DEAD_MARK;

@@ -7,14 +7,13 @@
  * both directions together, in bytes on the wire as limits count them. A packet that does not fit
  * into the rest is dropped; a smaller one may still pass. After the deadline everything passes.
  *
- * A cgroup shares the bytes of those above it that are undecided, too. So what it makes below
- * itself has no bytes of its own, and a cgroup that was decided before one above it still waits for
- * that one. Cgroups that are late, or whose ancestors are decided, count as if they were new in
- * decided ones: each has its own bytes. So the sum over a tree is GT_BYTES for each part of it that
- * a decision or a deadline has separated.
+ * A packet takes its bytes from its own cgroup and from all above it that are undecided and not
+ * late, and passes if it fits into each of them. So GT_BYTES pass of an undecided cgroup together
+ * with all below it, whatever is decided meanwhile above or below. A cgroup that was decided before
+ * one above it still waits for that one.
  *
- * No number of CPUs passes more. A CPU that finds the bytes taken gives back what it took; a packet
- * that comes between both is dropped although it would just have fit.
+ * No number of CPUs passes more. A packet that does not fit gives back what it took; one that comes
+ * between both is dropped although it would just have fit.
  */
 #ifndef TG_GATE_H
 #define TG_GATE_H
@@ -38,32 +37,53 @@ struct gt_cgroup {
 /* Finds an undecided cgroup by its id; 0 if there is none. */
 typedef struct gt_cgroup *(*gt_find)(void *ctx, __u64 id);
 
-/*
- * The cgroup whose bytes a packet of the cgroup `at` takes: the uppermost one that is undecided and
- * not late; 0 if there is none.
- */
-static inline __attribute__((always_inline)) struct gt_cgroup *
-gt_holder(void *ctx, gt_find find, struct gt_cgroup *at, __u64 now_ns)
-{
-	struct gt_cgroup *holder = 0;
-
-	for (int i = 0; i < GT_LEVELS && at; i++) {
-		if (now_ns < at->until_ns)
-			holder = at;
-		at = find(ctx, at->parent);
-	}
-	return holder;
-}
+enum gt_verdict {
+	/* The deadline is over, of its cgroup and of all above it that are undecided. */
+	GT_LATE,
+	GT_PASS,
+	GT_DROP,
+};
 
 /* Takes the bytes of a packet; 0 if they do not fit. A flood that is dropped writes nothing. */
-static inline __attribute__((always_inline)) int gt_take(struct gt_cgroup *holder, __u32 bytes)
+static inline __attribute__((always_inline)) int gt_take(struct gt_cgroup *held, __u32 bytes)
 {
-	if (*(volatile __u64 *)&holder->bytes + bytes > GT_BYTES)
+	if (*(volatile __u64 *)&held->bytes + bytes > GT_BYTES)
 		return 0;
-	if (__sync_fetch_and_add(&holder->bytes, bytes) + bytes <= GT_BYTES)
+	if (__sync_fetch_and_add(&held->bytes, bytes) + bytes <= GT_BYTES)
 		return 1;
-	__sync_fetch_and_add(&holder->bytes, -(__u64)bytes);
+	__sync_fetch_and_add(&held->bytes, -(__u64)bytes);
 	return 0;
+}
+
+/* Gives back what the lowest cgroups from `at` on gave a packet: `levels` of them. */
+static inline __attribute__((always_inline)) void
+gt_give_back(void *ctx, gt_find find, struct gt_cgroup *at, int levels, __u64 now_ns, __u32 bytes)
+{
+	for (int i = 0; i < GT_LEVELS && i < levels && at; i++) {
+		if (now_ns < at->until_ns)
+			__sync_fetch_and_add(&at->bytes, -(__u64)bytes);
+		at = find(ctx, at->parent);
+	}
+}
+
+/* Judges a packet of the undecided cgroup `own`. */
+static inline __attribute__((always_inline)) enum gt_verdict
+gt_judge(void *ctx, gt_find find, struct gt_cgroup *own, __u64 now_ns, __u32 bytes)
+{
+	enum gt_verdict verdict = GT_LATE;
+	struct gt_cgroup *at = own;
+
+	for (int i = 0; i < GT_LEVELS && at; i++) {
+		if (now_ns < at->until_ns) {
+			if (!gt_take(at, bytes)) {
+				gt_give_back(ctx, find, own, i, now_ns, bytes);
+				return GT_DROP;
+			}
+			verdict = GT_PASS;
+		}
+		at = find(ctx, at->parent);
+	}
+	return verdict;
 }
 
 #endif

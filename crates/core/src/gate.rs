@@ -1,10 +1,11 @@
 //! How much a new cgroup may send and receive until it is decided which limits hold it: the model of
 //! `bpf/gate/gate.h`.
 //!
-//! Until its deadline [`BYTES`] of an undecided cgroup pass, of both directions together. It shares them with
-//! the undecided cgroups below it. After the deadline everything passes.
+//! Until its deadline [`BYTES`] of an undecided cgroup and of all cgroups below it pass, of both directions
+//! together. A packet takes its bytes from each undecided cgroup that it is in, and passes if it fits into all of
+//! them. After the deadline everything passes.
 
-use alloc::collections::BTreeMap;
+use alloc::{collections::BTreeMap, vec::Vec};
 
 use crate::Nanos;
 
@@ -43,22 +44,25 @@ pub fn judge(undecided: &mut BTreeMap<u64, Cgroup>, id: u64, now: Nanos, bytes: 
     if !undecided.contains_key(&id) {
         return Verdict::Decided;
     }
-    let mut holder = None;
+    let mut taken = Vec::with_capacity(LEVELS);
     let mut at = id;
     for _ in 0..LEVELS {
-        let Some(cgroup) = undecided.get(&at) else { break };
+        let Some(cgroup) = undecided.get_mut(&at) else { break };
+        let parent = cgroup.parent;
         if now < cgroup.until {
-            holder = Some(at);
+            let sum = cgroup.bytes.saturating_add(bytes.into());
+            if sum > BYTES {
+                for id in taken {
+                    undecided.entry(id).and_modify(|cgroup| cgroup.bytes -= u64::from(bytes));
+                }
+                return Verdict::Drop;
+            }
+            cgroup.bytes = sum;
+            taken.push(at);
         }
-        at = cgroup.parent;
+        at = parent;
     }
-    let Some(holder) = holder.and_then(|id| undecided.get_mut(&id)) else { return Verdict::Late };
-    let sum = holder.bytes.saturating_add(bytes.into());
-    if sum > BYTES {
-        return Verdict::Drop;
-    }
-    holder.bytes = sum;
-    Verdict::Pass
+    if taken.is_empty() { Verdict::Late } else { Verdict::Pass }
 }
 
 #[cfg(test)]
@@ -90,12 +94,22 @@ mod tests {
     }
 
     #[test]
-    fn what_an_undecided_cgroup_makes_has_no_bytes_of_its_own() {
-        let mut undecided = tree(&[(2, 1, END.0), (3, 2, END.0), (4, 3, END.0), (5, 2, END.0)]);
-        assert_eq!(passed(&mut undecided, &[2, 3, 4, 5], Nanos(0)), 65_000);
-        // Once the outer one is decided, two are left that are not below each other.
-        undecided.remove(&2);
-        assert_eq!(passed(&mut undecided, &[3, 4, 5], Nanos(0)), 130_000);
+    fn a_decision_above_gives_no_bytes() {
+        let mut undecided = tree(&[(2, 1, END.0), (3, 2, END.0), (4, 3, END.0)]);
+        assert_eq!(passed(&mut undecided, &[4], Nanos(0)), 65_000);
+        for decided in [2, 3] {
+            undecided.remove(&decided);
+            assert_eq!(passed(&mut undecided, &[4], Nanos(0)), 0);
+        }
+    }
+
+    #[test]
+    fn cgroups_below_an_undecided_one_share_its_bytes() {
+        let mut undecided = tree(&[(2, 1, END.0), (3, 2, END.0), (4, 2, END.0)]);
+        assert_eq!(passed(&mut undecided, &[2, 3, 4, 3], Nanos(0)), 65_000);
+        // A packet that found no place above has taken nothing below.
+        let bytes = |id: u64| undecided[&id].bytes;
+        assert_eq!((bytes(2), bytes(3) + bytes(4)), (65_000, 65_000 - 17_000));
     }
 
     #[test]

@@ -22,17 +22,21 @@ static struct gt_cgroup *find(void *ctx, __u64 id)
  */
 __u32 native_gt_packet(struct native_gt_tree *tree, __u64 id, __u64 now_ns, __u32 bytes)
 {
-	struct gt_cgroup *own = find(tree, id), *holder;
+	struct gt_cgroup *own = find(tree, id);
 
 	if (!own)
 		return 0;
-	holder = gt_holder(tree, find, own, now_ns);
-	if (!holder)
+	switch (gt_judge(tree, find, own, now_ns, bytes)) {
+	case GT_LATE:
 		return 2;
-	return gt_take(holder, bytes) ? 1 : 3;
+	case GT_PASS:
+		return 1;
+	default:
+		return 3;
+	}
 }
 
-int native_gt_take(struct gt_cgroup *holder, __u32 bytes)
+int native_gt_take(struct gt_cgroup *held, __u32 bytes)
 {
-	return gt_take(holder, bytes);
+	return gt_take(held, bytes);
 }

@@ -31,7 +31,7 @@ struct NativeTree {
 
 unsafe extern "C" {
     fn native_gt_packet(tree: *mut NativeTree, id: u64, now_ns: u64, bytes: u32) -> u32;
-    fn native_gt_take(holder: *mut Held, bytes: u32) -> i32;
+    fn native_gt_take(held: *mut Held, bytes: u32) -> i32;
 }
 
 fn verdict(native: u32) -> Verdict {
@@ -171,7 +171,11 @@ fn table() -> Vec<Row> {
     let drop = |row: Row| Row { counted: [0, 1, 0], ..row };
     let late = |row: Row| Row { counted: [0, 0, WIRE], ..row };
     let inward = |row: Row| Row { ingress: true, ..row };
-    let below = |row: Row, above| Row { above, ..row };
+    let below = |row: Row, above: Option<Held>| Row {
+        above: above.map(|held| Held { parent: 0, ..held }),
+        ..row
+    };
+    let both = |row: Row| Row { taken: [WIRE, WIRE], ..row };
     let upper = |row: Row| Row { taken: [0, WIRE], ..row };
     // IP 20 and TCP 20 bytes, and 14 of Ethernet, with each of three segments.
     let wire = WIRE + 2 * 54;
@@ -189,8 +193,11 @@ fn table() -> Vec<Row> {
         inward(drop(row("inward: drop is 0", held(far, BYTES - WIRE + 1), 0))),
         late(row("late", held(1, BYTES), 1)),
         inward(late(row("late, inward", held(1, 0), 1))),
-        below(upper(pass(row("below: the upper one's bytes", alone, 1))), held(far, 0)),
+        below(both(pass(row("below: takes from both", alone, 1))), held(far, 0)),
         below(drop(row("below: the upper one's are taken", alone, 0)), held(far, BYTES)),
+        below(drop(row("below: its own are taken", held(far, BYTES), 0)), held(far, 0)),
+        below(upper(pass(row("late, below", held(1, BYTES), 1))), held(far, 0)),
+        below(upper(pass(row("decided, below: takes from above", held(0, 0), 1))), held(far, 0)),
         below(pass(row("below one that is late", alone, 1)), held(1, BYTES)),
         below(drop(row("decided, below", held(0, 0), 0)), held(far, BYTES)),
         below(late(row("decided, below one that is late", held(0, 0), 1)), held(1, BYTES)),
