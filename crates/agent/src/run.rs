@@ -142,12 +142,6 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
     let watchdog = sd_notify::watchdog_enabled(false, &mut watchdog_us);
     let watchdog = watchdog.then(|| Duration::from_micros(watchdog_us));
     loop {
-        for (socket, line) in shell.engines.keep(agent.asks_for_containers(), start.elapsed()) {
-            agent.handle(Event::Engine { socket, line }, start.elapsed());
-        }
-        if let Some(line) = shell.cluster.keep(agent.asks_for_pods(), start.elapsed()) {
-            agent.handle(Event::Pods(line), start.elapsed());
-        }
         while let Some(action) = agent.next(start.elapsed(), &Zoned::now()) {
             if let Some(event) = shell.act(action) {
                 agent.handle(event, start.elapsed());
@@ -159,6 +153,12 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
         if agent.is_stopped() {
             let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
             return Ok(());
+        }
+        // The files, which are read by now, say who is asked.
+        let away = shell.keep(&agent, start.elapsed());
+        if !away.is_empty() {
+            away.into_iter().for_each(|event| agent.handle(event, start.elapsed()));
+            continue;
         }
         let now = start.elapsed();
         let timeout = agent.timeout(now, &Zoned::now());
@@ -217,6 +217,15 @@ impl Shell<'_> {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(e) => Err(e.into()),
         }
+    }
+
+    /// Starts the children that are due, and ends those that nobody asks for. Those that could not be started
+    /// are away for a while.
+    fn keep(&mut self, agent: &Agent, now: Duration) -> Vec<Event> {
+        let engines = self.engines.keep(agent.asks_for_containers(), now).into_iter();
+        let engines = engines.map(|(socket, line)| Event::Engine { socket, line });
+        let cluster = self.cluster.keep(agent.asks_for_pods(), now);
+        engines.chain(cluster.map(Event::Pods)).collect()
     }
 
     /// What has happened.
