@@ -30,6 +30,8 @@ use crate::{
 };
 
 const EGRESS: &str = "kubernetes.io/egress-bandwidth";
+/// At a low rate scheme `pace` lets a flood of UDP have a backlog of 32 frames, and a burst of one.
+const PACE_BYTES: u64 = 33 * 1514;
 /// Over this what is sent to two limits would be seen.
 const WATCHED: Duration = Duration::from_secs(4);
 
@@ -395,7 +397,7 @@ fn root_agent_limits_pods_by_their_annotations_before_64_kib() {
         whole(&cgroup);
         bed.wait_said(&name_of_limit, "in_force");
         sum += net.arrived();
-        assert!(sum <= most(made), "{sum} bytes");
+        assert!(sum <= most(made, PACE_BYTES), "{sum} bytes");
         wait_for("traffic", || (net.arrived() > 0).then_some(()));
         assert_eq!(bed.rate(&name_of_limit), Some(64_000));
         // Changed live: the limit goes on, with its counters.
