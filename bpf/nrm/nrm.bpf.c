@@ -541,30 +541,17 @@ static __always_inline int charge(const struct vq_conf *conf, struct tg_queue *q
 			  cost, packet->most.all_ns);
 }
 
-/*
- * Judges a packet, and charges it to the queues that it passes. Returns the verdict.
- *
- * A separate function, like account(): see tg_parse. Inline, the verifier would follow it for each
- * way by which a packet can come here, and take three times as long for the whole program.
- */
-__noinline int decide(struct __sk_buff *skb, const struct vq_conf *conf,
-		      const struct vq_conf *own_conf, struct arrival *packet)
+/* Judges a packet, and charges it to the queues that it passes. Returns the verdict. */
+static __always_inline int decide(struct __sk_buff *skb, const struct vq_conf *conf,
+				  const struct vq_conf *own_conf, struct tg_queue *queue,
+				  struct tg_queue *own, struct tg_counters *c,
+				  enum tg_direction direction, struct arrival *packet)
 {
-	struct tg_queue *queue, *own;
+	__u32 first = packet->slot * TG_QUEUES + direction;
 	enum vq_verdict verdict, other;
-	__u32 first, carry, key;
-	struct tg_counters *c;
 	struct bounds most;
+	__u32 carry;
 
-	if (!conf || !own_conf || !packet || packet->direction >= TG_DIRECTIONS)
-		return VQ_PASS;
-	queue = tg_queue_of(packet->slot, packet->direction);
-	own = tg_queue_of(packet->slot, packet->direction + TG_OWN);
-	key = packet->slot * TG_DIRECTIONS + packet->direction;
-	c = bpf_map_lookup_elem(&counters, &key);
-	if (!queue || !own || !c)
-		return VQ_PASS;
-	first = packet->slot * TG_QUEUES + packet->direction;
 	if (packet->needs_share && packet->is_own)
 		packet->reserved = reserve(skb, own_conf, own, packet, first + TG_OWN);
 	else if (packet->needs_share && !packet->is_parent)
@@ -601,32 +588,18 @@ full:
 }
 
 /* Updates the shares: of the flows, of the children, and of the limit in its parent. */
-__noinline int account(struct __sk_buff *skb, const struct vq_conf *conf,
-		       const struct vq_conf *own_conf, const struct arrival *packet)
+static __always_inline void account(struct __sk_buff *skb, const struct tg_limit *limit,
+				    const struct vq_conf *conf, const struct vq_conf *own_conf,
+				    struct tg_queue *queue, struct tg_queue *own,
+				    enum tg_direction direction, const struct arrival *packet)
 {
-	struct tg_queue *queue, *own, *parent = 0;
-	const struct cl_class *class;
-	struct tg_limit *limit;
-	__u32 key, direction;
-	__u64 rate, own_rate;
+	const struct cl_class *class = &limit->class[direction];
+	__u64 own_rate, rate = tg_rate(limit, queue, direction);
+	__u32 key = parent_slot * TG_QUEUES + direction;
+	struct tg_queue *parent = 0;
 
-	if (!conf || !own_conf || !packet)
-		return 0;
-	direction = packet->direction;
-	if (direction >= TG_DIRECTIONS)
-		return 0;
-	limit = tg_limit_of(packet->slot, direction);
-	queue = tg_queue_of(packet->slot, direction);
-	own = tg_queue_of(packet->slot, direction + TG_OWN);
-	if (!limit || !queue || !own)
-		return 0;
-	if (has_parent) {
-		key = parent_slot * TG_QUEUES + direction;
+	if (has_parent)
 		parent = bpf_map_lookup_elem(&queues_of_limit_above, &key);
-	}
-	class = &limit->class[direction];
-	rate = tg_rate(limit, queue, direction);
-
 	if (packet->paced && !packet->needs_share && packet->is_own)
 		use(skb, own_conf, own, packet->bytes, direction + TG_OWN);
 	else if (packet->paced && !packet->needs_share && !packet->is_parent)
@@ -645,14 +618,13 @@ __noinline int account(struct __sk_buff *skb, const struct vq_conf *conf,
 		}
 	}
 	if (!turn(conf, queue, packet, packet->cost_ns, rate))
-		return 0;
+		return;
 	/* The rate of which its children take their parts. */
 	queue->rate_bit_s = rate;
 	if (parent) {
 		tg_report(parent, queue, packet->now);
 		tg_follow(parent, queue, class, limit->rate_bit_s[direction]);
 	}
-	return 0;
 }
 
 /* Counts a dropped packet if TCP waits for a timer now. */
@@ -719,7 +691,8 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	claim(skb, packet.now);
 	find_place(skb, queue, &packet);
 	class = &limit->class[direction];
-	conf = config_now(queue, conf, class, &queue_now);
+	if (has_parent)
+		conf = config_now(queue, conf, class, &queue_now);
 	own_conf = packet.is_own ? config_now(own, conf, class, &own_now) : conf;
 	if (queue->cost != conf->cost)
 		follow_rate(conf, queue, packet.now);
@@ -740,9 +713,9 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		packet.needs_share = !!sk;
 	}
 
-	verdict = decide(skb, conf, own_conf, &packet);
+	verdict = decide(skb, conf, own_conf, queue, own, c, direction, &packet);
 	if (verdict < VQ_DROP_FULL && takes_part(&packet))
-		account(skb, conf, own_conf, &packet);
+		account(skb, limit, conf, own_conf, queue, own, direction, &packet);
 	/* The verdicts are the first outcomes, in the same order. */
 	count(c, direction, (enum tg_outcome)verdict, packet.bytes);
 	if (verdict >= VQ_DROP_FULL) {

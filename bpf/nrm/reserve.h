@@ -30,17 +30,13 @@ __noinline __u64 flow_of(struct __sk_buff *skb)
 	return flow ? flow : fl_hash(skb, tg_load_from, 0, skb->protocol);
 }
 
-/* Whether a packet is within its flow's share; then it is charged. */
-__noinline int is_within_share(const struct vq_conf *conf, struct tg_queue *queue,
-			       struct uf_flow *cell, const struct arrival *packet)
+/*
+ * The way of a flow's cell in its set. A function that returns a number: the verifier follows what
+ * comes after it once, not for each way.
+ */
+__noinline __u32 way_of(struct uf_set *set, __u64 flow, __u64 now, __u32 epoch)
 {
-	if (!conf || !queue || !cell || !packet)
-		return 0;
-	if (uf_within(queue, cell, packet->now, packet->bytes, conf->cost))
-		return 1;
-	if (!queue->flooded)
-		queue->flooded = 1;
-	return 0;
+	return set ? uf_find(set, flow, now, epoch) : 0;
 }
 
 /*
@@ -61,8 +57,12 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct
 	set = bpf_map_lookup_elem(&unpaced_flows, &key);
 	if (!set)
 		return 0;
-	return is_within_share(conf, queue, uf_find(set, flow, packet->now, queue->epoch + 1),
-			       packet);
+	index = way_of(set, flow, packet->now, queue->epoch + 1) % UF_WAYS;
+	if (uf_within(queue, &set->way[index], packet->now, packet->bytes, conf->cost))
+		return 1;
+	if (!queue->flooded)
+		queue->flooded = 1;
+	return 0;
 }
 
 #endif

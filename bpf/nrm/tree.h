@@ -60,7 +60,7 @@ static __always_inline int tg_is_claimed(const struct tg_socket *ours, __u64 now
 static __always_inline __u64 tg_rate(const struct tg_limit *l, const struct tg_queue *queue,
 				     enum tg_direction direction)
 {
-	return queue->cost_now ? queue->rate_bit_s : l->rate_bit_s[direction];
+	return has_parent && queue->cost_now ? queue->rate_bit_s : l->rate_bit_s[direction];
 }
 
 /* The class of a child, or without one that of unclaimed traffic. */

@@ -56,16 +56,16 @@ static inline __attribute__((always_inline)) int uf_is_free(const struct uf_flow
 	       epoch - sent > FS_KNOWN_EPOCHS;
 }
 
-/* The cell of a flow. If CPUs take one for two flows at once, the first gets it. */
-static inline __attribute__((always_inline)) struct uf_flow *uf_find(struct uf_set *set, __u64 flow,
-								     __u64 now, __u32 epoch)
+/* The way of a flow's cell. If CPUs take one for two flows at once, the first gets it. */
+static inline __attribute__((always_inline)) __u32 uf_find(struct uf_set *set, __u64 flow,
+							   __u64 now, __u32 epoch)
 {
 	struct uf_flow *cell;
 	__u64 owner;
 
 	for (__u32 i = 0; i < UF_WAYS; i++)
 		if (*(volatile __u64 *)&set->way[i].flow == flow)
-			return &set->way[i];
+			return i;
 	for (__u32 i = 0; i < UF_WAYS; i++) {
 		cell = &set->way[i];
 		owner = *(volatile __u64 *)&cell->flow;
@@ -77,9 +77,9 @@ static inline __attribute__((always_inline)) struct uf_flow *uf_find(struct uf_s
 		cell->seen = 0;
 		cell->until = 0;
 		cell->began = epoch;
-		return cell;
+		return i;
 	}
-	return &set->way[flow % UF_WAYS];
+	return flow % UF_WAYS;
 }
 
 /* How long a packet takes at a share of the limit, where a byte costs `cost`. */

@@ -41,7 +41,7 @@ void native_up_config(const struct vq_conf *conf, struct vq_conf *out)
 
 struct uf_flow *native_uf_find(struct uf_set *set, __u64 flow, __u64 now, __u32 epoch)
 {
-	return uf_find(set, flow, now, epoch);
+	return &set->way[uf_find(set, flow, now, epoch)];
 }
 
 __u32 native_uf_earns(struct uf_flow *cell, __u64 now, __u32 bytes, __u64 cost, __u64 share)
