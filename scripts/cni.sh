@@ -42,8 +42,8 @@ network() {
 	END
 }
 # As containerd writes it where only rates were asked for.
-export CAP_ARGS='{"bandwidth":{"ingressRate":20000000,"ingressBurst":4294967295,
-	"egressRate":10000000,"egressBurst":4294967295}}'
+export CAP_ARGS='{"bandwidth":{"IngressRate":20000000,"IngressBurst":4294967295,
+	"EgressRate":10000000,"EgressBurst":4294967295}}'
 export NETCONFPATH=$work/net CNI_PATH=$plugins:$work/bin TIDEGATE_BPFFS=$work/bpf/tidegate
 
 on_host() {
