@@ -6,7 +6,7 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
 };
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, libbpf_sys};
+use libbpf_rs::{AsRawLibbpf, MapCore, MapFlags, MapHandle, libbpf_sys};
 
 use crate::{cgroup::Cgroup, limit::LimitError, query};
 
@@ -89,6 +89,26 @@ pub(crate) fn attach(
         Some(holder) => LimitError::Occupied { cgroup: cgroup.path().to_owned(), holder },
         None => LimitError::Attach { program: name, cgroup: cgroup.path().to_owned(), source },
     })
+}
+
+/// Makes the maps of an object before its programs are loaded.
+pub(crate) fn make_maps(
+    object: &mut libbpf_rs::OpenObject,
+    name: &'static str,
+) -> Result<(), LimitError> {
+    // SAFETY: the object is open. libbpf goes on from here when it loads it.
+    let ret = unsafe { libbpf_sys::bpf_object__prepare(object.as_libbpf_object().as_ptr()) };
+    if ret < 0 { Err(load_error(name)(libbpf_rs::Error::from_raw_os_error(-ret))) } else { Ok(()) }
+}
+
+/// A map of an object whose maps are made.
+pub(crate) fn made_map(
+    map: &libbpf_rs::OpenMapMut<'_>,
+    name: &'static str,
+) -> Result<MapHandle, LimitError> {
+    // SAFETY: the object of the map lives as long as the borrow, and is not changed meanwhile.
+    let map = libbpf_rs::Map::new(unsafe { map.as_libbpf_object().as_ref() });
+    MapHandle::try_from(&map).map_err(load_error(name))
 }
 
 /// A program that stays loaded when its skeleton goes.

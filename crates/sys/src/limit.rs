@@ -8,7 +8,7 @@ use tidegate_core::Scope;
 use crate::{
     cgroup::{Cgroup, Hierarchy},
     device::Target,
-    schemes,
+    schemes::{self, Programs},
 };
 
 mod attached;
@@ -37,7 +37,7 @@ pub use settings::Lease;
 
 impl AttachedLimit {
     /// Loads the programs of a limit and attaches them to the cgroup. One with a class takes its part of
-    /// `parent`, whose cgroup contains this one.
+    /// `parent`, whose cgroup contains this one. Its directions stay as they are.
     ///
     /// # Errors
     /// [`LimitError`]; nothing is attached.
@@ -47,7 +47,7 @@ impl AttachedLimit {
         options: &LimitOptions,
         parent: Option<&LimitMaps>,
     ) -> Result<AttachedLimit, LimitError> {
-        let attached = Self::load(hierarchy, cgroup, options, parent)?;
+        let attached = Self::load(hierarchy, cgroup, options, parent, Programs::Needed)?;
         attached.maps.adopt(hierarchy, cgroup, Adopt::Take)?;
         Ok(attached)
     }
@@ -58,13 +58,14 @@ impl AttachedLimit {
         cgroup: &Cgroup,
         options: &LimitOptions,
         parent: Option<&LimitMaps>,
+        programs: Programs,
     ) -> Result<AttachedLimit, LimitError> {
         let scheme = schemes::of(options.scheme);
         let scope = Scope::Cgroup(cgroup.path().to_owned());
         if let Some(why) = scheme.why_unkept(hierarchy, &scope, Some(cgroup)) {
             return Err(why.into());
         }
-        let loaded = scheme.load(cgroup.id(), options, parent)?;
+        let loaded = scheme.load(cgroup.id(), options, parent, programs)?;
         let links = loaded.attach(cgroup)?;
         Ok(AttachedLimit::new(loaded.maps, links))
     }

@@ -68,6 +68,15 @@ pub(crate) enum Pinning {
     Tree,
 }
 
+/// Which programs a limit gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Programs {
+    /// Those of both directions, so that its settings can be changed in place.
+    All,
+    /// Those that its settings need: they will not change.
+    Needed,
+}
+
 /// What a scheme does in the kernel.
 pub(crate) trait Scheme: Sync {
     /// The names of the links of a limit.
@@ -83,6 +92,7 @@ pub(crate) trait Scheme: Sync {
         _cgroup_id: u64,
         options: &LimitOptions,
         _parent: Option<&LimitMaps>,
+        _programs: Programs,
     ) -> Result<Loaded, LimitError> {
         Err(ConfigError::Scheme(options.scheme).into())
     }

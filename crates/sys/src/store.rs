@@ -65,7 +65,7 @@ use crate::{
     group::GroupMaps,
     intf,
     limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
-    schemes::{self, Pinning, needs_other_programs},
+    schemes::{self, Pinning, Programs, needs_other_programs},
     xdp::{self, XdpMode},
 };
 use journal::{Deed, Journal};
@@ -572,9 +572,13 @@ impl Store {
             return self.install_htb(hierarchy, &asked);
         }
         let attached = match &cgroup {
-            Some(cgroup) => {
-                AttachedLimit::load(hierarchy, cgroup, options, parent.map(|p| &p.maps))
-            }
+            Some(cgroup) => AttachedLimit::load(
+                hierarchy,
+                cgroup,
+                options,
+                parent.map(|p| &p.maps),
+                Programs::All,
+            ),
             None => Target::find(scope)
                 .map_err(LimitError::from)
                 .and_then(|t| AttachedLimit::attach_device(hierarchy, &t, options, self.force)),

@@ -17,7 +17,7 @@ use crate::{
     fq::{self, FqError},
     intf,
     limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions, Loaded},
-    schemes::{LINKS, Scheme, Successor, successors},
+    schemes::{LINKS, Programs, Scheme, Successor, successors},
     skel,
 };
 
@@ -99,6 +99,7 @@ impl Scheme for Edt {
         cgroup_id: u64,
         options: &LimitOptions,
         _parent: Option<&LimitMaps>,
+        _programs: Programs,
     ) -> Result<Loaded, LimitError> {
         let limit = options.encode(cgroup_id)?;
         let keep = |program: &ProgramMut<'_>| bpf::keep(program, "edt_cgroup");

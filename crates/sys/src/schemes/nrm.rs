@@ -4,19 +4,19 @@
 //! new connections) and `adopt` (an iterator, for sockets that exist when the limit comes, changes or goes;
 //! see [`LimitMaps`]). One loaded copy of them serves a limit, or all of a [`SlotPool`].
 
-use std::{mem::MaybeUninit, path::Path};
+use std::{mem::MaybeUninit, os::fd::OwnedFd, panic::resume_unwind, path::Path};
 
 use libbpf_rs::{
-    MapHandle, OpenObject, ProgramMut,
+    MapHandle, OpenMapMut, OpenObject,
     skel::{OpenSkel, SkelBuilder},
 };
 
 use crate::{
-    bpf::{keep, load_error, quiet_libbpf, random_seed, reuse},
+    bpf::{keep, load_error, made_map, make_maps, quiet_libbpf, random_seed, reuse},
     exempt::set_exempt,
     intf,
     limit::{LimitError, LimitMaps, LimitOptions, Loaded, ParentMaps, set_parent},
-    schemes::{LINKS, Pinning, Scheme, Successor, successors},
+    schemes::{LINKS, Pinning, Programs, Scheme, Successor},
     skel,
 };
 
@@ -39,26 +39,23 @@ impl Scheme for Nrm {
         cgroup_id: u64,
         options: &LimitOptions,
         parent: Option<&LimitMaps>,
+        programs: Programs,
     ) -> Result<Loaded, LimitError> {
         let limit = options.encode(cgroup_id)?;
         let above = parent.map(LimitMaps::as_parent).transpose()?.flatten();
         let sharing = Sharing {
             parent: above,
             exempts: !options.exempt.is_empty(),
-            earlier: None,
-            slots: None,
+            // Connections wait for their turn on egress, whatever is limited.
+            has_ingress: programs == Programs::All || options.ingress.is_some(),
+            ..Sharing::default()
         };
-        load(sharing, |maps, _, [egress, ingress, tune]| {
+        load(sharing, |maps, _, programs| {
             maps.write(limit)?;
             maps.exempt(&options.exempt.prefixes)?;
             if let Some(parent) = parent {
                 maps.start_in(parent, options)?;
             }
-            let programs = vec![
-                (LINKS[0], keep(egress, "nrm_egress")?),
-                (LINKS[1], keep(ingress, "nrm_ingress")?),
-                (LINKS[2], keep(tune, "tune")?),
-            ];
             Ok(Loaded { maps, programs })
         })
     }
@@ -71,15 +68,16 @@ impl Scheme for Nrm {
     ) -> Result<Vec<Successor>, LimitError> {
         let above = maps.parent.as_ref().map(ParentMaps::again).transpose()?;
         let exempts = maps.exempt.is_some();
-        let sharing = Sharing { parent: above, exempts, earlier: Some(maps), slots: None };
-        load(sharing, |_, _, [egress, ingress, tune]| {
-            successors(dir, &[(LINKS[0], egress), (LINKS[1], ingress), (LINKS[2], tune)])
+        let sharing = Sharing { parent: above, exempts, earlier: Some(maps), ..Sharing::default() };
+        load(sharing, |_, _, programs| {
+            let successor =
+                |(link, program)| Successor { pin: dir.join(link), program, redirected_to: None };
+            Ok(programs.into_iter().map(successor).collect())
         })
     }
 }
 
 /// Which maps programs get.
-#[derive(Default)]
 struct Sharing<'a> {
     /// Those of the parent.
     parent: Option<ParentMaps>,
@@ -89,19 +87,31 @@ struct Sharing<'a> {
     earlier: Option<&'a LimitMaps>,
     /// Of limits of a pool; the map with the slots of cgroups, if there is one.
     slots: Option<Option<&'a MapHandle>>,
+    /// Whether the program of ingress is loaded.
+    has_ingress: bool,
 }
+
+impl Default for Sharing<'_> {
+    fn default() -> Self {
+        Sharing { parent: None, exempts: false, earlier: None, slots: None, has_ingress: true }
+    }
+}
+
+/// Programs, by the names of their links.
+type ByLink = Vec<(&'static str, OwnedFd)>;
 
 /// Loads the programs of both directions and of the sockets, for work with them, their maps and that of
 /// slots.
 fn load<T>(
     sharing: Sharing<'_>,
-    work: impl FnOnce(LimitMaps, Option<MapHandle>, [&ProgramMut<'_>; 3]) -> Result<T, LimitError>,
+    work: impl FnOnce(LimitMaps, Option<MapHandle>, ByLink) -> Result<T, LimitError>,
 ) -> Result<T, LimitError> {
     quiet_libbpf();
     let mut storage = MaybeUninit::uninit();
-    let nrm = load_nrm(&mut storage, &sharing)?;
-    let Sharing { parent, exempts, slots, .. } = sharing;
-    let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("nrm"));
+    let mut nrm = open_nrm(&mut storage, &sharing)?;
+    make_maps(nrm.open_object_mut(), "nrm")?;
+    let Sharing { parent, exempts, slots, has_ingress, .. } = sharing;
+    let handle = |map: &OpenMapMut<'_>| made_map(map, "nrm");
     let maps = LimitMaps {
         sockets: Some(handle(&nrm.maps.sockets_of_limit)?),
         exempt: exempts.then(|| handle(&nrm.maps.exempt_prefixes)).transpose()?,
@@ -112,41 +122,66 @@ fn load<T>(
             handle(&nrm.maps.counters)?,
         )
     };
-
     let slots = slots.map(|_| handle(&nrm.maps.slots_of_cgroups)).transpose()?;
 
-    let mut tune_storage = MaybeUninit::uninit();
-    let mut tune = skel::tune::TuneSkelBuilder::default()
-        .open(&mut tune_storage)
-        .map_err(load_error("tune"))?;
+    // The kernel checks programs for tens of milliseconds: those of both objects at once.
+    let shared = [&maps.limit, &maps.queues];
+    let (sockets, exempt, above) =
+        (maps.sockets.as_ref(), maps.exempt.as_ref(), maps.parent.as_ref());
+    let slots_there = slots.as_ref();
+    let (nrm, tune) = std::thread::scope(|scope| {
+        let tune = scope.spawn(|| load_tune(shared, sockets, exempt, above, slots_there));
+        (nrm.load().map_err(load_error("nrm")), tune.join())
+    });
+    let (nrm, tune) = (nrm?, tune.unwrap_or_else(|panic| resume_unwind(panic))?);
+    let mut programs = vec![(LINKS[0], keep(&nrm.progs.nrm_egress, "nrm_egress")?)];
+    if has_ingress {
+        programs.push((LINKS[1], keep(&nrm.progs.nrm_ingress, "nrm_ingress")?));
+    }
+    programs.push((LINKS[2], tune));
+    work(maps, slots, programs)
+}
+
+/// Loads the program of sockets, with the limits and the queues that are there.
+fn load_tune(
+    [limit, queues]: [&MapHandle; 2],
+    sockets: Option<&MapHandle>,
+    exempt: Option<&MapHandle>,
+    parent: Option<&ParentMaps>,
+    slots: Option<&MapHandle>,
+) -> Result<OwnedFd, LimitError> {
+    let mut storage = MaybeUninit::uninit();
+    let open = skel::tune::TuneSkelBuilder::default().open(&mut storage);
+    let mut tune = open.map_err(load_error("tune"))?;
     if let Some(rodata) = tune.maps.rodata_data.as_deref_mut() {
         // The kernel's coarse clocks go on with each tick.
         let tick = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse);
         rodata.tick_ns = tick.tv_nsec as u64;
         rodata.is_pooled = u8::from(slots.is_some());
     }
-    match &slots {
+    match slots {
         Some(slots) => reuse(&mut tune.maps.slots_of_cgroups, slots)?,
         None => tune.maps.slots_of_cgroups.set_autocreate(false).map_err(load_error("tune"))?,
     }
-    reuse(&mut tune.maps.limit, &maps.limit)?;
-    reuse(&mut tune.maps.queues_of_limit, &maps.queues)?;
-    if let Some(sockets) = &maps.sockets {
+    reuse(&mut tune.maps.limit, limit)?;
+    reuse(&mut tune.maps.queues_of_limit, queues)?;
+    if let Some(sockets) = sockets {
         reuse(&mut tune.maps.sockets_of_limit, sockets)?;
     }
-    set_parent!(tune, maps.parent.as_ref(), "tune");
-    set_exempt!(tune, exempts, maps.exempt.as_ref(), "tune");
+    set_parent!(tune, parent, "tune");
+    set_exempt!(tune, exempt.is_some(), exempt, "tune");
     let tune = tune.load().map_err(load_error("tune"))?;
-    work(maps, slots, [&nrm.progs.nrm_egress, &nrm.progs.nrm_ingress, &tune.progs.tune])
+    keep(&tune.progs.tune, "tune")
 }
 
-/// Opens and loads the virtual queue's object.
-fn load_nrm<'a>(
+/// Opens the virtual queue's object, and sets it up.
+fn open_nrm<'a>(
     storage: &'a mut MaybeUninit<OpenObject>,
     sharing: &Sharing<'_>,
-) -> Result<skel::nrm::NrmSkel<'a>, LimitError> {
+) -> Result<skel::nrm::OpenNrmSkel<'a>, LimitError> {
     let mut open = skel::nrm::NrmSkelBuilder::default().open(storage).map_err(load_error("nrm"))?;
-    let Sharing { parent, exempts, earlier, slots } = sharing;
+    let Sharing { parent, exempts, earlier, slots, has_ingress } = sharing;
+    open.progs.nrm_ingress.set_autoload(*has_ingress);
     set_parent!(open, parent.as_ref(), "nrm");
     set_exempt!(open, *exempts, earlier.and_then(|maps| maps.exempt.as_ref()), "nrm");
     match slots {
@@ -181,7 +216,15 @@ fn load_nrm<'a>(
             rodata.set_shift = u64::BITS - sets.ilog2();
         }
     }
-    open.load().map_err(load_error("nrm"))
+    Ok(open)
+}
+
+#[cfg(test)]
+fn load_nrm<'a>(
+    storage: &'a mut MaybeUninit<OpenObject>,
+    sharing: &Sharing<'_>,
+) -> Result<skel::nrm::NrmSkel<'a>, LimitError> {
+    open_nrm(storage, sharing)?.load().map_err(load_error("nrm"))
 }
 
 #[cfg(test)]

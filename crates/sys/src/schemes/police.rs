@@ -18,7 +18,7 @@ use crate::{
     intf,
     limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions, Loaded},
     query::Side,
-    schemes::{LINKS, Scheme, Successor, successors},
+    schemes::{LINKS, Programs, Scheme, Successor, successors},
     skel,
 };
 
@@ -130,6 +130,7 @@ impl Scheme for Police {
         cgroup_id: u64,
         options: &LimitOptions,
         _parent: Option<&LimitMaps>,
+        _programs: Programs,
     ) -> Result<Loaded, LimitError> {
         let limit = options.encode(cgroup_id)?;
         let mut storage = MaybeUninit::uninit();

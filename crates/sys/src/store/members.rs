@@ -32,7 +32,7 @@ use crate::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
     limit::{Adopt, LimitError, LimitMaps, LimitOptions, Loaded},
     query,
-    schemes::{self, LINKS, Pinning},
+    schemes::{self, LINKS, Pinning, Programs},
 };
 
 /// The symbolic link to the selector of a limit.
@@ -216,7 +216,7 @@ impl Store {
                 .flat_map(|entry| paths_in(hierarchy, &self.root.join(entry)))
                 .collect(),
         };
-        let loaded = scheme.load(0, options, parent.map(|parent| &parent.maps));
+        let loaded = scheme.load(0, options, parent.map(|parent| &parent.maps), Programs::All);
         let mut loaded = loaded.map_err(limit_error(name))?;
         let building = self.root.join(format!("{BUILDING}{name}"));
         let mut put_on = || {

@@ -14,7 +14,6 @@ use crate::{
         Adopt, LimitError, LimitMaps, ParentMaps, attach,
         slot_pool::{PINS, SlotPool, open_map},
     },
-    schemes::LINKS,
 };
 
 /// Programs, by the names of their links.
@@ -54,7 +53,7 @@ impl SlotPool {
         let parent = parent.map(ParentMaps::again).transpose()?;
         let earlier = maps_there.as_ref();
         let sharing = Sharing { parent, earlier, slots, ..Sharing::default() };
-        load(sharing, |maps, slots, [egress, ingress, tune]| {
+        load(sharing, |maps, slots, programs| {
             let mut storage = MaybeUninit::uninit();
             let sockets = maps.sockets.as_ref().ok_or(LimitError::Layout("sockets"))?;
             let adopt = maps.load_adopt(&mut storage, sockets, adoption.as_ref())?;
@@ -69,11 +68,7 @@ impl SlotPool {
                     .filter_map(|(pin, map)| Some((pin, map?)))
                     .collect(),
                 above,
-                programs: vec![
-                    (LINKS[0], keep(egress, "nrm_egress")?),
-                    (LINKS[1], keep(ingress, "nrm_ingress")?),
-                    (LINKS[2], keep(tune, "tune")?),
-                ],
+                programs,
                 adopt: keep(&adopt.progs.adopt, "adopt")?,
                 adopt_link,
             })
