@@ -14,6 +14,7 @@ use crate::{
 };
 
 const RATE: &[&str] = &["--egress", "50mbit"];
+const BOTH: &[&str] = &["--egress", "50mbit", "--ingress", "50mbit"];
 
 #[test]
 fn root_run_exits_as_the_command_does() {
@@ -98,7 +99,7 @@ fn root_run_gives_the_command_the_signal_mask_it_had_itself() {
 fn root_run_leaves_nothing() {
     need_root!();
     let place = Place::new();
-    let mut command = place.run(RATE);
+    let mut command = place.run(BOTH);
     let mut child = Guard(command.arg("cat").stdin(Stdio::piped()).spawn().unwrap());
     let (group, objects) = wait_for("the command under its limit", || {
         let group = place.run_group()?;
@@ -112,11 +113,28 @@ fn root_run_leaves_nothing() {
     objects.wait_until_gone();
 }
 
+/// The kernel takes longest to check programs, so a start waits for those that it needs alone.
+#[test]
+fn root_run_loads_no_program_for_a_direction_without_a_limit() {
+    need_root!();
+    let place = Place::new();
+    for (flags, links) in [(RATE, 2), (BOTH, 3)] {
+        let mut command = place.run(flags);
+        let mut child = Guard(command.arg("cat").stdin(Stdio::piped()).spawn().unwrap());
+        let group = wait_for("the command in its cgroup", || {
+            place.run_group().filter(|group| group.processes().is_ok_and(|all| !all.is_empty()))
+        });
+        assert_eq!(Objects::on(&group).links(), links, "{flags:?}");
+        drop(child.0.stdin.take());
+        assert_eq!(child.exit_code(), 0);
+    }
+}
+
 #[test]
 fn root_run_killed_leaves_what_the_next_start_sweeps() {
     need_root!();
     let place = Place::new();
-    let mut command = place.run(RATE);
+    let mut command = place.run(BOTH);
     let mut child = Guard(command.args(["sleep", "1000"]).spawn().unwrap());
     let (group, objects, pid) = wait_for("the command under its limit", || {
         let group = place.run_group()?;
