@@ -537,7 +537,7 @@ impl Store {
         }
         let Listing { limits: present, unreadable } = self.list(hierarchy)?;
         let above = parent.map(|parent| parent.name.as_str());
-        let is_kin = |other: &str| cgroup.is_some() && self.is_kin(name, above, other);
+        let is_kin = |other: &str| !scope.is_device() && self.is_kin(name, above, other);
         let goes = |other: &str| other == name || self.leaving.contains(other) || is_kin(other);
         let is_member = |other: &str| {
             let dir = self.root.join(other);
