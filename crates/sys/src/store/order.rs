@@ -9,7 +9,7 @@
 //! their links keep their place.
 
 use std::{
-    fs, iter,
+    fs, io, iter,
     os::fd::AsFd,
     path::{Path, PathBuf},
 };
@@ -33,6 +33,26 @@ use crate::{
 const ON_ITS_WAY: &str = "__order";
 
 impl Store {
+    /// The limits on a cgroup in the order in which a packet that leaves, one that comes in, and a socket meet
+    /// them; programs of others are left out.
+    ///
+    /// # Errors
+    /// What the kernel says: it cannot be asked.
+    pub fn order_on(&self, cgroup: &Cgroup) -> io::Result<[Vec<String>; LINKS.len()]> {
+        let names = self.names().unwrap_or_default().into_iter();
+        let dirs = names.filter_map(|name| Some((self.links_on(&name, cgroup)?, name)));
+        let dirs: Vec<_> = dirs.collect();
+        let mut order = LINKS.map(|_| Vec::new());
+        for (names, link) in order.iter_mut().zip(LINKS) {
+            for program in query::in_order(cgroup, link)? {
+                let is_it = |dir: &Path| program_of(&dir.join(link), cgroup) == Some(program);
+                let found = dirs.iter().filter(|(dir, _)| is_it(dir));
+                names.extend(found.map(|(_, name)| name.clone()));
+            }
+        }
+        Ok(order)
+    }
+
     /// The parent of a limit, and all above it, innermost first.
     pub(super) fn parents_of(&self, name: &str) -> impl Iterator<Item = String> {
         let parent = |name: &String| name_in(&self.root.join(name), PARENT);
