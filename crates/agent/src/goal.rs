@@ -2,8 +2,8 @@
 //! Pure.
 //!
 //! Each limit of the files has a state. One that cannot be, waits or is refused alone: the others are not
-//! touched. Of two limits that match one cgroup the first, in the order of the files, has it, unless one is inside
-//! the other.
+//! touched. Of two limits that match one cgroup the first, in the order of the files, has it, unless one is
+//! inside the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -369,7 +369,8 @@ impl Builder<'_> {
             let found = cgroups.iter().find_map(|(path, _)| Some((path, first(path)?)));
             if let Some((path, first)) = found {
                 let reason = format!(
-                    "limits `{first}` and `{}` both match cgroup `{path}`; `{first}`, which comes first, has it",
+                    "limits `{first}` and `{}` both match cgroup `{path}`; `{first}`, which comes first, \
+                     has it",
                     limit.name
                 );
                 refused.insert(limit.name.clone(), reason);

@@ -225,8 +225,8 @@ pub fn resolve(members: &mut [Member], whole: bool) -> Result<(), FamilyError> {
     none_between(members, &parents)
 }
 
-/// Checks that no limit is on a cgroup between another one and the parent of both, or on the same as the other
-/// one: it would be counted twice.
+/// Checks that no limit is on a cgroup between another one and the parent of both, or on the other one's: it
+/// would be counted twice.
 fn none_between(members: &[Member], parents: &[Option<usize>]) -> Result<(), FamilyError> {
     let child = |i: usize| {
         let parent = parents[i];

@@ -346,7 +346,8 @@ pub enum PlanError {
 /// Plans the way from `present` to `wanted`. Names are unique in each.
 ///
 /// # Errors
-/// [`PlanError`] when two limits would be on one cgroup and neither is inside the other, or one cannot be where it is in its tree.
+/// [`PlanError`] when two limits would be on one cgroup and neither is inside the other, or one cannot be
+/// where it is in its tree.
 pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan, PlanError> {
     plan_pruning(present, wanted, |_| prune)
 }

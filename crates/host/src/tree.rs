@@ -112,8 +112,8 @@ pub fn are_kin(one: &str, other: &str, parents: &Parents<'_>) -> bool {
         || lineage(other, parents).any(|name| name == one)
 }
 
-/// Whether neither of two limits is inside the other, wherever their trees go on: not if one of them goes on in a
-/// limit that is not known.
+/// Whether neither of two limits is inside the other, wherever their trees go on: not if one of them goes on
+/// in a limit that is not known.
 #[must_use]
 pub fn are_strangers(one: &str, other: &str, parents: &Parents<'_>) -> bool {
     let mut above = lineage(one, parents).chain(lineage(other, parents));

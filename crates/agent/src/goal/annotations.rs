@@ -1,7 +1,8 @@
 //! Limits of pods by their annotations: rates, and limits that they join.
 //!
 //! A rate is a limit of its own on the pod's cgroup. If limits of files have that cgroup, it is inside the
-//! innermost of them: so no pod takes itself out of a limit of the node. Which pods may join a limit is said there (`join = true`); here pods are refused that want to join and may not.
+//! innermost of them: so no pod takes itself out of a limit of the node. Which pods may join a limit is said
+//! there (`join = true`); here pods are refused that want to join and may not.
 
 use std::cmp::Reverse;
 
@@ -45,8 +46,8 @@ impl Builder<'_> {
         }
     }
 
-    /// The limits that have a cgroup, innermost first: the first one of the files, and what it is inside of or has
-    /// inside it.
+    /// The limits that have a cgroup, innermost first: the first one of the files, what it is inside of, and
+    /// what is inside it.
     fn holders(&self, cgroup: &str) -> Vec<String> {
         let here = self.goal.limits.iter().filter(|goal| {
             let mut paths = goal.cgroups.iter().map(|(path, _)| path.as_str());

@@ -211,8 +211,8 @@ impl Place {
         names
     }
 
-    /// The limits on a cgroup in the order in which packets out of it meet them; the same as for packets into it
-    /// and for sockets.
+    /// The limits on a cgroup in the order in which packets out of it meet them; packets into it and sockets
+    /// meet them in the same.
     #[track_caller]
     pub fn order(&self, group: &Cgroup) -> Vec<String> {
         let [out, come_in, sockets] = Store::at(self.store()).order_on(group).unwrap();

@@ -498,7 +498,7 @@ fn root_a_command_runs_inside_a_limit() {
     assert_eq!(place.hierarchy.find_below(batch.path(), |_| true), [batch.path()]);
 }
 
-/// A child on the cgroup of its parent has that cgroup's traffic, which shares the parent with what else is in it.
+/// A child on the cgroup of its parent has that cgroup's traffic, and shares the parent with other children.
 #[test]
 fn root_what_is_on_the_cgroup_of_its_parent_is_a_child_like_others() {
     need_root!();

@@ -1,12 +1,12 @@
 //! The order of programs where a limit is on the same cgroup as its parent.
 //!
-//! The kernel runs the programs of one cgroup in the order in which they were attached, and a child must judge
-//! a packet before its parent. So after a child comes to a cgroup, the programs of its parents there are
+//! The kernel runs the programs of one cgroup in the order in which they were attached, and a child must
+//! judge a packet before its parent. So after a child comes to a cgroup, the programs of its parents there are
 //! attached once more, innermost first, and get behind it. Each new link takes the pin of the earlier one in
 //! one step, and then the earlier one goes: for that moment both charge the same queue, and nothing is
-//! unlimited. A link that is on its way is pinned in `__order`, which the next writer takes off should this one
-//! die; that writer looks at the order, too (see [`Store::restore_order`]). Programs that are exchanged under
-//! their links keep their place.
+//! unlimited. A link that is on its way is pinned in `__order`, which the next writer takes off should this
+//! one die; that writer looks at the order, too (see [`Store::restore_order`]). Programs that are exchanged
+//! under their links keep their place.
 
 use std::{
     fs, io, iter,
@@ -33,8 +33,8 @@ use crate::{
 const ON_ITS_WAY: &str = "__order";
 
 impl Store {
-    /// The limits on a cgroup in the order in which a packet that leaves, one that comes in, and a socket meet
-    /// them; programs of others are left out.
+    /// The limits on a cgroup in the order in which a packet that leaves, one that comes in, and a socket
+    /// meet them; programs of others are left out.
     ///
     /// # Errors
     /// What the kernel says: it cannot be asked.

@@ -16,9 +16,9 @@
 //!
 //! Links are a limit's own, so it comes and goes as any other. The map of slots says which limit a cgroup
 //! has, and that of sockets has one entry for each socket. So no two limits of a pool meet the same packet:
-//! one on the cgroup of another, above or below it, or that is to take its place, goes into another pool. A pool
-//! comes with its first limit and goes with its last; a slot whose limit is not there is free, as with limits
-//! of prefixes (see [`Store::sweep_pools`]).
+//! one on the cgroup of another, above or below it, or that is to take its place, goes into another pool. A
+//! pool comes with its first limit and goes with its last; a slot whose limit is not there is free, as with
+//! limits of prefixes (see [`Store::sweep_pools`]).
 
 use std::{
     fs,
@@ -123,8 +123,8 @@ impl Store {
         done.map(|()| true)
     }
 
-    /// Checks that no other limit is on a cgroup, but for those that are inside one another. It opens none but
-    /// one that is there.
+    /// Checks that no other limit is on a cgroup, but for those that are inside one another. It opens none
+    /// but one that is there.
     pub(super) fn check_free(
         &self,
         hierarchy: &Hierarchy,
