@@ -545,7 +545,7 @@ fn excludes(is: &Present, shall: &Wanted) -> bool {
 }
 
 /// A cgroup or device as a whole, a prefix of a device, or a selector.
-type Part = (Scope, Option<Prefix>);
+pub type Part = (Scope, Option<Prefix>);
 
 /// What a limit takes of a host, so that no other limit can have it.
 #[must_use]

@@ -481,7 +481,7 @@ impl Reader<'_> {
         let (mut limits, mut of_nics) = (Vec::new(), Vec::new());
         // Name and line of each.
         let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
-        let mut by_scope: BTreeMap<(Scope, Option<Prefix>), Vec<(String, usize)>> = BTreeMap::new();
+        let mut by_scope: BTreeMap<plan::Part, Vec<(String, usize)>> = BTreeMap::new();
         // On one cgroup: the names of both, and what is wrong unless one is inside the other.
         let mut beside = Vec::new();
         let trees = trees(tables);

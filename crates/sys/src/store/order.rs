@@ -1,9 +1,9 @@
 //! The order of programs where a limit is on the same cgroup as its parent.
 //!
 //! The kernel runs the programs of one cgroup in the order in which they were attached, and a child must
-//! judge a packet before its parent. So after a child comes to a cgroup, the programs of its parents there are
-//! attached once more, innermost first, and get behind it. Each new link takes the pin of the earlier one in
-//! one step, and then the earlier one goes: for that moment both charge the same queue, and nothing is
+//! judge a packet before its parent. So after a child comes to a cgroup, the programs of its parents there
+//! are attached once more, innermost first, and get behind it. Each new link takes the pin of the earlier one
+//! in one step, and then the earlier one goes: for that moment both charge the same queue, and nothing is
 //! unlimited. A link that is on its way is pinned in `__order`, which the next writer takes off should this
 //! one die; that writer looks at the order, too (see [`Store::restore_order`]). Programs that are exchanged
 //! under their links keep their place.
