@@ -545,7 +545,7 @@ impl Store {
         };
         let has_scope =
             |other: &&Unreadable| other.scope.as_ref() == Some(scope) || is_member(&other.name);
-        if let Some(other) = unreadable.iter().filter(|o| !goes(&o.name)).find(has_scope) {
+        if let Some(other) = unreadable.iter().find(|o| has_scope(o) && !goes(&o.name)) {
             let (scope, name) = (scope.clone(), other.name.clone());
             return Err(StoreError::ScopeUnreadable { scope, name });
         }
@@ -556,7 +556,7 @@ impl Store {
             }
             None => other.scope.as_ref() == Some(scope) && !other.limit.is_matched(),
         };
-        if let Some(other) = present.iter().filter(|l| !goes(&l.name)).find(taken) {
+        if let Some(other) = present.iter().find(|l| taken(l) && !goes(&l.name)) {
             return Err(StoreError::ScopeTaken { scope: scope.clone(), name: other.name.clone() });
         }
         if present.len() + unreadable.len() >= MAX_LIMITS {

@@ -9,6 +9,7 @@
 //! under their links keep their place.
 
 use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fs, io, iter,
     os::fd::AsFd,
     path::{Path, PathBuf},
@@ -129,12 +130,23 @@ impl Store {
     /// Limits with the name of their parent and a cgroup that they share with one above them.
     fn beside_parents(&self) -> Vec<(String, String, PathBuf)> {
         let mut found = Vec::new();
+        // Many may be inside one that has many cgroups.
+        let mut above: BTreeMap<String, BTreeSet<PathBuf>> = BTreeMap::new();
         for name in self.names().unwrap_or_default() {
             let Some(parent) = name_in(&self.root.join(&name), PARENT) else { continue };
-            let above = self.parents_of(&name).flat_map(|above| self.remembered(&above));
-            let above: Vec<_> = above.collect();
-            let shared = self.remembered(&name).into_iter().filter(|at| above.contains(at));
-            found.extend(shared.map(|at| (name.clone(), parent.clone(), at)));
+            let own = self.remembered(&name);
+            let mut shared = BTreeSet::new();
+            for over in self.parents_of(&name) {
+                let there = match above.entry(over) {
+                    Entry::Occupied(known) => known.into_mut(),
+                    Entry::Vacant(new) => {
+                        let there = self.remembered(new.key());
+                        new.insert(there.into_iter().collect())
+                    }
+                };
+                shared.extend(own.iter().filter(|at| there.contains(*at)).cloned());
+            }
+            found.extend(shared.into_iter().map(|at| (name.clone(), parent.clone(), at)));
         }
         found
     }
