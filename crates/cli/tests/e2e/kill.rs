@@ -170,7 +170,9 @@ impl Scene {
             None => name,
         };
         let store = entries(&self.place.store());
-        found.insert("store", store.into_iter().map(named).collect());
+        let mut store: Vec<_> = store.into_iter().map(named).collect();
+        store.sort();
+        found.insert("store", store);
         found
     }
 
