@@ -12,7 +12,7 @@ use tidegate_host::{
     absent::{self, Waits},
     apply::{self, ApplyError},
     host::{Host, LockedHost},
-    plan::{Action, Plan, Present, State, Wanted, plan_pruning},
+    plan::{Action, Plan, Present, Reason, State, Wanted, plan_pruning},
     spec::{LimitSpec, Spec},
 };
 use tidegate_sys::store::StoreError;
@@ -160,7 +160,11 @@ fn planned(
 /// Carries a plan out: as a whole where limits take the place of others, else step by step.
 fn perform(host: &mut LockedHost, plan: &Plan, applied: &mut Applied) {
     let holds = |limit: &Present| !matches!(limit.state, State::ScopeGone | State::NoMembers);
-    let takes = |action: &Action| matches!(action, Action::Remove { limit, .. } if holds(limit));
+    let takes = |action: &Action| match action {
+        Action::Remove { limit, .. } => holds(limit),
+        Action::Replace { reason, .. } => matches!(reason, Reason::Moved | Reason::OtherParent),
+        _ => false,
+    };
     if plan.actions.iter().any(takes) && plan.actions.len() > 1 {
         match apply::apply(host, &plan.actions) {
             Ok(()) => return,

@@ -2,7 +2,8 @@
 //! Pure.
 //!
 //! Each limit of the files has a state. One that cannot be, waits or is refused alone: the others are not
-//! touched. Of two limits that match one cgroup the first, in the order of the files, has it.
+//! touched. Of two limits that match one cgroup the first, in the order of the files, has it, unless one is
+//! inside the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,6 +20,7 @@ use tidegate_host::{
     pods::{Pods, pod_cgroup},
     settings::{Patch, SettingsError},
     spec::{Follow, LimitSpec, Spec},
+    tree::{Parents, are_strangers},
     world::{Match, World},
 };
 use tidegate_sys::store::{MAX_LIMITS, check_name};
@@ -349,25 +351,34 @@ impl Builder<'_> {
         self.goal.limits.push(GoalLimit { limit, file: file.to_owned(), cgroups });
     }
 
-    /// Refuses limits on a cgroup that an earlier one has, unless one is the parent of the other.
+    /// Each limit that can be, with the name of its parent.
+    fn parents(&self) -> Parents<'_> {
+        let limits = self.goal.limits.iter().map(|goal| &goal.limit);
+        limits.map(|limit| (limit.name.as_str(), limit.parent.as_deref())).collect()
+    }
+
+    /// Refuses limits on a cgroup that an earlier one has, unless one is inside the other.
     fn conflicts(&mut self) {
-        let mut by_cgroup: BTreeMap<&str, &LimitSpec> = BTreeMap::new();
+        let parents = self.parents();
+        // Of a tree that goes on in a limit of no file only the plan can tell.
+        let mut by_cgroup: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         let mut refused = BTreeMap::new();
         for GoalLimit { limit, cgroups, .. } in &self.goal.limits {
-            let other =
-                cgroups.iter().find_map(|(path, _)| Some((path, *by_cgroup.get(path.as_str())?)));
-            if let Some((path, first)) = other
-                && limit.parent.as_ref() != Some(&first.name)
-                && first.parent.as_ref() != Some(&limit.name)
-            {
+            let is_in_the_way = |other: &&&str| are_strangers(other, &limit.name, &parents);
+            let first = |path: &str| by_cgroup.get(path)?.iter().find(is_in_the_way).copied();
+            let found = cgroups.iter().find_map(|(path, _)| Some((path, first(path)?)));
+            if let Some((path, first)) = found {
                 let reason = format!(
-                    "limits `{}` and `{}` both match cgroup `{path}`; `{0}`, which comes first, has it",
-                    first.name, limit.name
+                    "limits `{first}` and `{}` both match cgroup `{path}`; `{first}`, which comes first, \
+                     has it",
+                    limit.name
                 );
                 refused.insert(limit.name.clone(), reason);
                 continue;
             }
-            by_cgroup.extend(cgroups.iter().map(|(path, _)| (path.as_str(), limit)));
+            for (path, _) in cgroups {
+                by_cgroup.entry(path).or_default().push(&limit.name);
+            }
         }
         self.give_up(LimitState::Refused, &refused);
     }

@@ -8,6 +8,7 @@ pub mod flow;
 pub mod verdict;
 
 use std::{
+    cmp::Reverse,
     collections::BTreeSet,
     net::SocketAddr,
     thread,
@@ -32,7 +33,7 @@ use crate::{
     risk::AtRisk,
     sockets::{Sampler, SocketSample, Sockets},
     status::{Counts, DirectionStatus, LimitSample, LimitStatus, Settings},
-    tree::ancestors,
+    tree::{Parents, ancestors, lineage},
     waiting::{self, Passing},
 };
 
@@ -315,7 +316,7 @@ pub fn explain(
     }
     if matches!(wanted, Wanted::Flow(_)) {
         // Of the two ends of a connection the one that is limited matters more.
-        places.sort_by_key(|place| std::cmp::Reverse(place.limits.len()));
+        places.sort_by_key(|place| Reverse(place.limits.len()));
     }
     Ok(Explanation { asked, sample_ns, places, more_places, passing })
 }
@@ -406,6 +407,8 @@ impl Around {
     /// but not enforced; then those of devices in the network namespaces of the processes.
     fn pick(&self, live: &[Live], limits: &[Applied], namespaces: &[u64]) -> Vec<Applied> {
         let pairs = || live.iter().zip(limits);
+        let parents: Parents<'_> =
+            limits.iter().map(|limit| (limit.name.as_str(), limit.parent.as_deref())).collect();
         let mut picked = Vec::new();
         for (id, path) in &self.above {
             let here = pairs().filter(|(live, limit)| match &limit.scope {
@@ -413,7 +416,9 @@ impl Around {
                 Scope::Cgroup(_) | Scope::Select(_) => live.place_ids.contains(id),
                 _ => false,
             });
-            picked.extend(here.map(|(_, limit)| limit.clone()));
+            let mut here: Vec<_> = here.map(|(_, limit)| limit.clone()).collect();
+            here.sort_by_key(|limit| Reverse(lineage(&limit.name, &parents).count()));
+            picked.extend(here);
         }
         let device = pairs().filter(|(live, limit)| {
             matches!(limit.scope, Scope::Dev(_))

@@ -1,6 +1,7 @@
 //! What limits inside limits must keep to, wherever they come from: a file, a command line, the host. Pure.
 //!
-//! - The tree of limits follows the tree of cgroups: a parent is on a cgroup above, no sibling is between.
+//! - The tree of limits follows the tree of cgroups: a parent is on the same cgroup or on one above, and no
+//!   sibling is between.
 //! - A limit is limited in the directions of its parent; where nothing was said, at whatever the parent has.
 //! - Siblings are guaranteed together no more than their parent has for sure: a root's rate, another limit's
 //!   own guarantee. So every guarantee can be kept at once.
@@ -15,7 +16,7 @@ use std::{
 use tidegate_core::{Direction, Rate, Scheme, Scope, class::MAX_DEPTH};
 use tidegate_sys::{
     limit::LimitOptions,
-    store::{can_contain, is_above},
+    store::{can_contain, contains},
 };
 
 use crate::{settings::Asked, tree::ancestors};
@@ -62,7 +63,7 @@ pub enum FamilyProblem {
     )]
     NoParent(String),
     /// Its own parent.
-    #[error("a limit cannot be its own parent; leave this out, or name a limit on a cgroup above")]
+    #[error("a limit cannot be its own parent; leave this out, or name another limit")]
     Itself,
     /// Parents in a circle.
     #[error("{} is a circle; one of them must be the root, without a parent", Circle(.0))]
@@ -72,8 +73,8 @@ pub enum FamilyProblem {
     TooDeep,
     /// The parent does not contain it.
     #[error(
-        "`{parent}` is on {parent_scope}, which does not contain {scope}; the parent of a limit is on a \
-         cgroup above its own"
+        "`{parent}` is on {parent_scope}, which does not contain {scope}; the parent of a limit is on \
+         the same cgroup or on one above"
     )]
     NotAbove {
         /// What the limit is on.
@@ -88,6 +89,16 @@ pub enum FamilyProblem {
     Between {
         /// The sibling.
         between: String,
+    },
+    /// A sibling is on the same cgroup.
+    #[error(
+        "`{beside}` is inside `{parent}` on the same cgroup; write one of the two as the parent of the other"
+    )]
+    Beside {
+        /// The sibling.
+        beside: String,
+        /// The parent of both.
+        parent: String,
     },
     /// A scheme that shares with nobody.
     #[error("`{parent}` has scheme `{scheme}`; a parent has `pace` or `nrm`")]
@@ -214,14 +225,22 @@ pub fn resolve(members: &mut [Member], whole: bool) -> Result<(), FamilyError> {
     none_between(members, &parents)
 }
 
-/// Checks that no limit is on a cgroup between another one and the parent of both: it would be counted twice.
+/// Checks that no limit is on a cgroup between another one and the parent of both, or on the other one's: it
+/// would be counted twice.
 fn none_between(members: &[Member], parents: &[Option<usize>]) -> Result<(), FamilyError> {
     let child = |i: usize| {
         let parent = parents[i];
         parent.into_iter().flat_map(move |parent| members[i].cgroups().map(move |at| (parent, at)))
     };
-    let each = (0..members.len()).flat_map(|i| child(i).map(move |at| (at, i)));
-    let places: BTreeMap<_, _> = each.collect();
+    let mut places = BTreeMap::new();
+    for (at, i) in (0..members.len()).flat_map(|i| child(i).map(move |at| (at, i))) {
+        let Some(other) = places.insert(at, i).filter(|other| *other != i) else { continue };
+        // The one that somebody asks for now is wrong.
+        let (i, beside) = if members[i].stays { (other, i) } else { (i, other) };
+        let (parent, beside) = (members[at.0].name.clone(), members[beside].name.clone());
+        let problem = FamilyProblem::Beside { beside, parent };
+        return Err(FamilyError { name: members[i].name.clone(), field: "parent", problem });
+    }
     for (i, member) in members.iter().enumerate() {
         let between = child(i).find_map(|(parent, path)| {
             ancestors(path).skip(1).find_map(|above| places.get(&(parent, above)))
@@ -255,7 +274,7 @@ fn outside(limit: &Member, above: &Member, scheme: Scheme) -> Option<Scope> {
     if scope.is_device() || theirs.is_device() {
         return Some(scope.clone());
     }
-    let is_inside = |path: &&str| above.cgroups().any(|theirs| is_above(theirs, path));
+    let is_inside = |path: &&str| above.cgroups().any(|theirs| contains(theirs, path));
     limit.cgroups().find(|path| !is_inside(path)).map(|path| Scope::Cgroup(path.to_owned()))
 }
 

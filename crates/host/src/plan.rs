@@ -30,7 +30,7 @@ use tidegate_sys::{limit::LimitOptions, schemes::needs_other_programs};
 use crate::{
     family::{self, FamilyError, Member},
     settings::{Asked, Difference, differences, is_parents},
-    tree::tree,
+    tree::{Parents, are_kin, tree},
 };
 
 /// A limit that shall be.
@@ -270,8 +270,12 @@ pub struct Plan {
 pub enum PlanError {
     /// Two limits of the spec name one cgroup in two ways.
     #[error(
-        "limits `{first}` and `{second}` are both on {scope}; put both directions in one limit, or \
-         limit a cgroup above or below it"
+        "limits `{first}` and `{second}` are both on {scope}; put both directions in one limit{}",
+        if scope.is_device() {
+            ""
+        } else {
+            ", write one as the parent of the other, or limit a cgroup above or below it"
+        }
     )]
     SameScope {
         /// One limit.
@@ -342,7 +346,8 @@ pub enum PlanError {
 /// Plans the way from `present` to `wanted`. Names are unique in each.
 ///
 /// # Errors
-/// [`PlanError`] when two limits would be on one cgroup, or one cannot be where it is in its tree.
+/// [`PlanError`] when two limits would be on one cgroup and neither is inside the other, or one cannot be
+/// where it is in its tree.
 pub fn plan(present: &[Present], wanted: &[Wanted], prune: bool) -> Result<Plan, PlanError> {
     plan_pruning(present, wanted, |_| prune)
 }
@@ -356,10 +361,14 @@ pub fn plan_pruning(
     wanted: &[Wanted],
     prune: impl Fn(&str) -> bool,
 ) -> Result<Plan, PlanError> {
-    let taken = places(wanted)?;
     let names: BTreeSet<_> = wanted.iter().map(|limit| limit.name.as_str()).collect();
     let by_name: BTreeMap<_, _> =
         present.iter().map(|limit| (limit.name.as_str(), limit)).collect();
+    let stay = present.iter().filter(|limit| !names.contains(limit.name.as_str()));
+    let stay = stay.map(|limit| (limit.name.as_str(), limit.parent.as_deref()));
+    let shall = wanted.iter().map(|limit| (limit.name.as_str(), limit.parent.as_deref()));
+    let parents: Parents<'_> = stay.chain(shall).collect();
+    let taken = places(wanted, &parents)?;
 
     let mut plan = Plan::default();
     let mut members: Vec<Member> = wanted.iter().map(Member::from).collect();
@@ -370,7 +379,12 @@ pub fn plan_pruning(
             continue;
         }
         let parts = parts(&limit.scope, &limit.members, &limit.options).into_iter();
-        let mut users = parts.filter_map(|part| Some(((*taken.get(&part)?).to_owned(), part)));
+        let mut users = parts.filter_map(|part| {
+            let mut users = taken.get(&part)?.iter();
+            let user =
+                users.find(|user| part.0.is_device() || !are_kin(user, &limit.name, &parents))?;
+            Some(((*user).to_owned(), part))
+        });
         if let Some((name, (scope, prefix))) =
             users.next().filter(|_| limit.state != State::ScopeGone)
         {
@@ -531,7 +545,7 @@ fn excludes(is: &Present, shall: &Wanted) -> bool {
 }
 
 /// A cgroup or device as a whole, a prefix of a device, or a selector.
-type Part = (Scope, Option<Prefix>);
+pub type Part = (Scope, Option<Prefix>);
 
 /// What a limit takes of a host, so that no other limit can have it.
 #[must_use]
@@ -549,13 +563,20 @@ pub fn places_of(options: &LimitOptions) -> Vec<Option<Prefix>> {
     }
 }
 
-/// Who takes what.
-fn places(wanted: &[Wanted]) -> Result<BTreeMap<Part, &str>, PlanError> {
-    let mut taken: BTreeMap<Part, &str> = BTreeMap::new();
+/// Who takes what. One inside another may be on its cgroup.
+fn places<'a>(
+    wanted: &'a [Wanted],
+    parents: &Parents<'_>,
+) -> Result<BTreeMap<Part, Vec<&'a str>>, PlanError> {
+    let mut taken: BTreeMap<Part, Vec<&str>> = BTreeMap::new();
     for limit in wanted {
         for part in parts(&limit.scope, &limit.members, &limit.options) {
-            let first = taken.insert(part.clone(), &limit.name);
-            let Some(first) = first.map(str::to_owned) else { continue };
+            let others = taken.entry(part.clone()).or_default();
+            let is_in_the_way =
+                |other: &&&str| part.0.is_device() || !are_kin(other, &limit.name, parents);
+            let first = others.iter().find(is_in_the_way).map(|name| (*name).to_owned());
+            others.push(&limit.name);
+            let Some(first) = first else { continue };
             let (second, (scope, prefix)) = (limit.name.clone(), part);
             return Err(match prefix {
                 None => PlanError::SameScope { first, second, scope },

@@ -203,8 +203,8 @@ pub enum SettingsProblem {
     CeilingTwice,
     /// A limit of a tree on a device.
     #[error(
-        "a limit inside another one is on a cgroup below that one's, or with scheme `htb` on a port or cgroup \
-         inside a device's; leave the parent out"
+        "a limit inside another one is on the same cgroup or on one below, or with scheme `htb` on a port or \
+         cgroup inside a device's; leave the parent out"
     )]
     NoParentOnDevices,
     /// A scheme that shares with nobody.

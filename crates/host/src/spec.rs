@@ -36,6 +36,7 @@ use crate::settings::{
     Asked, Patch, SettingsError, SettingsProblem,
     fields::{self, Field},
 };
+use crate::tree::{Parents, are_strangers};
 
 /// The largest file that is read: far above [`MAX_LIMITS`] limits.
 pub const MAX_SPEC_BYTES: u64 = 4 << 20;
@@ -187,7 +188,11 @@ pub enum Problem {
     /// The cgroup is taken.
     #[error(
         "limit `{name}` on line {line} has this {kind} already; put both directions in one limit{}",
-        if *kind == "cgroup" { ", or limit a cgroup above or below it" } else { "" }
+        match *kind {
+            "cgroup" => ", write one as the parent of the other, or limit a cgroup above or below it",
+            "dev" | "port" => "",
+            _ => ", or write one as the parent of the other",
+        }
     )]
     SameScope {
         /// `cgroup`, `dev` or `port`.
@@ -476,7 +481,9 @@ impl Reader<'_> {
         let (mut limits, mut of_nics) = (Vec::new(), Vec::new());
         // Name and line of each.
         let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
-        let mut by_scope: BTreeMap<(Scope, Option<Prefix>), (String, usize)> = BTreeMap::new();
+        let mut by_scope: BTreeMap<plan::Part, Vec<(String, usize)>> = BTreeMap::new();
+        // On one cgroup: the names of both, and what is wrong unless one is inside the other.
+        let mut beside = Vec::new();
         let trees = trees(tables);
         for table in tables.iter() {
             let Some(fields) = table.get_ref().as_table() else {
@@ -497,16 +504,22 @@ impl Reader<'_> {
             }
             let prefixes = options.as_ref().map_or_else(|| vec![None], plan::places_of);
             for prefix in prefixes {
-                let place = (normal(&scope), prefix);
-                let Some((name, line)) = by_scope.insert(place, (name.clone(), line)) else {
-                    continue;
-                };
-                let kind = scope.kind();
-                let (field, problem) = match prefix {
-                    None => ("scope", Problem::SameScope { kind, name, line }),
-                    Some(prefix) => ("match", Problem::SamePrefix { kind, prefix, name, line }),
-                };
-                return Err(reader.at(&field_span(field), Some(field), problem));
+                let others = by_scope.entry((normal(&scope), prefix)).or_default();
+                for (other, line) in others.iter().cloned() {
+                    let (kind, first) = (scope.kind(), other.clone());
+                    let (field, problem) = match prefix {
+                        None => ("scope", Problem::SameScope { kind, name: other, line }),
+                        Some(prefix) => {
+                            ("match", Problem::SamePrefix { kind, prefix, name: other, line })
+                        }
+                    };
+                    let refused = reader.at(&field_span(field), Some(field), problem);
+                    if scope.is_device() {
+                        return Err(refused);
+                    }
+                    beside.push((first, name.clone(), refused));
+                }
+                others.push((name.clone(), line));
             }
             match options {
                 Some(options) => {
@@ -530,6 +543,9 @@ impl Reader<'_> {
                     at: field_span("scope"),
                 }),
             }
+        }
+        if let Some(refused) = not_kin(&limits, beside) {
+            return Err(refused);
         }
         self.resolve_families(&mut limits, tables)?;
         Ok((limits, of_nics))
@@ -706,6 +722,14 @@ fn hint(field: &str) -> String {
     let synonym = SYNONYMS.iter().find(|(name, _)| *name == field);
     synonym
         .map_or_else(|| key::hint(fields::keys(), "limit", field), |(_, hint)| (*hint).to_owned())
+}
+
+/// The first error of two limits on one cgroup of which neither is inside the other, as far as a file tells.
+fn not_kin(limits: &[LimitSpec], beside: Vec<(String, String, SpecError)>) -> Option<SpecError> {
+    let parents = limits.iter().map(|limit| (limit.name.as_str(), limit.parent.as_deref()));
+    let parents: Parents<'_> = parents.collect();
+    let refused = beside.into_iter().find(|(one, other, _)| are_strangers(one, other, &parents));
+    refused.map(|(_, _, error)| error)
 }
 
 /// Two spellings of one path are the same.

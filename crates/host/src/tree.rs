@@ -1,8 +1,8 @@
 //! Limits inside limits, as a tree for whoever shows them. Pure.
 
-use std::{cmp::Ordering, collections::BTreeMap};
+use std::{cmp::Ordering, collections::BTreeMap, iter};
 
-use tidegate_core::Scope;
+use tidegate_core::{Scope, class::MAX_DEPTH};
 
 /// Where one limit stands among those shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,29 +71,58 @@ fn walk(
     }
 }
 
-/// For each limit the place of the one on the nearest cgroup above its own; `None` where there is none, as
-/// for devices. Limits on one cgroup count as one inside the other, the first outermost. O(n x depth).
+/// For each limit the place of its parent, if that is given, or of the limit on the nearest cgroup above its
+/// own; `None` where there is none, as for devices. Limits on one cgroup count as one inside the other: those
+/// inside another by name are innermost, of the others the first is outermost. O(n x depth).
 #[must_use]
-pub fn enclosing(scopes: &[&Scope]) -> Vec<Option<usize>> {
-    let mut on: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-    for (i, scope) in scopes.iter().enumerate() {
+pub fn enclosing(limits: &[(&Scope, Option<usize>)]) -> Vec<Option<usize>> {
+    let parent = |i: &usize| limits.get(*i).and_then(|(_, parent)| *parent);
+    let depth = |i: usize| iter::successors(Some(i), parent).take(MAX_DEPTH).count();
+    let mut on: BTreeMap<&str, Vec<(usize, usize)>> = BTreeMap::new();
+    for (i, (scope, _)) in limits.iter().enumerate() {
         if let Scope::Cgroup(path) = scope {
-            on.entry(path).or_default().push(i);
+            on.entry(path).or_default().push((depth(i), i));
         }
     }
+    on.values_mut().for_each(|same| same.sort_unstable());
     let above = |i: usize, scope: &Scope| {
         let Scope::Cgroup(path) = scope else { return None };
         let same = on.get(path.as_str())?;
-        let before = same.iter().rev().find(|other| **other < i).copied();
-        let upwards = || ancestors(path).skip(1).find_map(|path| on.get(path)?.last().copied());
+        let at = same.iter().position(|(_, other)| *other == i)?;
+        let before = same[..at].last().map(|(_, other)| *other);
+        let upwards = || ancestors(path).skip(1).find_map(|path| Some(on.get(path)?.last()?.1));
         before.or_else(upwards)
     };
-    scopes.iter().enumerate().map(|(i, scope)| above(i, scope)).collect()
+    let each = limits.iter().enumerate();
+    each.map(|(i, (scope, parent))| parent.or_else(|| above(i, scope))).collect()
+}
+
+/// Limits by their names, with the names of their parents.
+pub type Parents<'a> = BTreeMap<&'a str, Option<&'a str>>;
+
+/// A limit and those that it is inside of, innermost first, as far as they are known.
+pub fn lineage<'a>(name: &'a str, parents: &'a Parents<'_>) -> impl Iterator<Item = &'a str> {
+    iter::successors(Some(name), |name| parents.get(name).copied().flatten()).take(MAX_DEPTH)
+}
+
+/// Whether one of two limits is inside the other: they may be on one cgroup.
+#[must_use]
+pub fn are_kin(one: &str, other: &str, parents: &Parents<'_>) -> bool {
+    lineage(one, parents).any(|name| name == other)
+        || lineage(other, parents).any(|name| name == one)
+}
+
+/// Whether neither of two limits is inside the other, wherever their trees go on: not if one of them goes on
+/// in a limit that is not known.
+#[must_use]
+pub fn are_strangers(one: &str, other: &str, parents: &Parents<'_>) -> bool {
+    let mut above = lineage(one, parents).chain(lineage(other, parents));
+    above.all(|name| parents.contains_key(name)) && !are_kin(one, other, parents)
 }
 
 /// A cgroup's path and those above it, the root's empty one last.
 pub fn ancestors(path: &str) -> impl Iterator<Item = &str> {
-    std::iter::successors(Some(path), |path| match path.rsplit_once('/') {
+    iter::successors(Some(path), |path| match path.rsplit_once('/') {
         Some((above, _)) => Some(above),
         None if path.is_empty() => None,
         None => Some(""),
@@ -122,10 +151,29 @@ mod tests {
     fn the_nearest_limit_above_encloses() {
         let scopes =
             [cgroup("a/b/c"), cgroup("a"), cgroup("ab"), cgroup(""), Scope::Dev("a".into())];
-        let found = enclosing(&scopes.each_ref());
+        let found = enclosing(&scopes.each_ref().map(|scope| (scope, None)));
         assert_eq!(found, [Some(1), Some(3), Some(3), None, None]);
         let twice = [cgroup("a"), cgroup("a"), cgroup("a/b")];
-        assert_eq!(enclosing(&twice.each_ref()), [None, Some(0), Some(1)]);
+        let found = |parents: [Option<usize>; 3]| {
+            let limits: Vec<_> = twice.iter().zip(parents).collect();
+            enclosing(&limits)
+        };
+        assert_eq!(found([None; 3]), [None, Some(0), Some(1)]);
+        // The first is inside the second.
+        assert_eq!(found([Some(1), None, None]), [Some(1), None, Some(0)]);
+    }
+
+    #[test]
+    fn kin_are_inside_each_other_at_any_depth() {
+        let parents = [("c", "b"), ("b", "a"), ("d", "a"), ("x", "x"), ("y", "elsewhere")];
+        let parents = parents.map(|(name, parent)| (name, Some(parent)));
+        let parents = parents.into_iter().chain([("a", None)]).collect();
+        let kin = |one, other| are_kin(one, other, &parents);
+        assert!(kin("a", "c") && kin("c", "a") && kin("c", "b"));
+        assert!(!kin("c", "d") && !kin("d", "b") && !kin("a", "x"));
+        let strangers = |one, other| are_strangers(one, other, &parents);
+        assert!(strangers("c", "d") && strangers("d", "x") && !strangers("a", "c"));
+        assert!(!strangers("y", "a"), "nobody knows");
     }
 
     #[test]

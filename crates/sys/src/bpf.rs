@@ -65,17 +65,12 @@ pub(crate) fn attach(
     name: &'static str,
     cgroup: &Cgroup,
 ) -> Result<OwnedFd, LimitError> {
-    let hook = match name {
-        "egress" => libbpf_sys::BPF_CGROUP_INET_EGRESS,
-        "ingress" => libbpf_sys::BPF_CGROUP_INET_INGRESS,
-        _ => libbpf_sys::BPF_CGROUP_SOCK_OPS,
-    };
     // SAFETY: both descriptors are open, and options may be left out.
     let fd = unsafe {
         libbpf_sys::bpf_link_create(
             program.as_raw_fd(),
             cgroup.as_fd().as_raw_fd(),
-            hook,
+            query::hook_of(name),
             std::ptr::null(),
         )
     };

@@ -156,7 +156,7 @@ pub(crate) fn detach_link(id: u32) -> io::Result<()> {
 /// The programs attached to a cgroup itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OnHook {
-    /// The kernel's ids of them.
+    /// The kernel's ids of them, in the order in which it runs them.
     pub(crate) programs: Vec<u32>,
     /// Others may be attached beside them.
     pub(crate) multi: bool,
@@ -168,6 +168,23 @@ pub(crate) struct OnHook {
 /// What the kernel says: `EPERM`, or `EINVAL` if it has no such hook.
 pub(crate) fn on_cgroup(cgroup: &Cgroup) -> io::Result<Vec<(&'static str, OnHook)>> {
     ATTACH_TYPES.into_iter().map(|(hook, name)| Ok((name, on_hook(cgroup, hook)?))).collect()
+}
+
+/// The programs at the hook of a limit's link, in the order in which the kernel runs them.
+///
+/// # Errors
+/// As [`on_cgroup`].
+pub(crate) fn in_order(cgroup: &Cgroup, link: &str) -> io::Result<Vec<u32>> {
+    Ok(on_hook(cgroup, hook_of(link))?.programs)
+}
+
+/// The hook of a limit's link.
+pub(crate) fn hook_of(link: &str) -> libbpf_sys::bpf_attach_type {
+    match link {
+        "egress" => libbpf_sys::BPF_CGROUP_INET_EGRESS,
+        "ingress" => libbpf_sys::BPF_CGROUP_INET_INGRESS,
+        _ => libbpf_sys::BPF_CGROUP_SOCK_OPS,
+    }
 }
 
 /// The first program attached here without BPF_F_ALLOW_MULTI.

@@ -34,6 +34,7 @@ mod intent;
 mod journal;
 mod known;
 pub(crate) mod members;
+mod order;
 pub(crate) mod pins;
 mod place;
 mod pool_names;
@@ -78,7 +79,7 @@ mod waiting;
 
 pub use around::Before;
 pub use error::StoreError;
-pub use inside::{can_contain, is_above};
+pub use inside::{can_contain, contains, is_above};
 pub use intent::Intent;
 pub use members::Member;
 use pool_names::{POOL_PREFIX, is_slots};
@@ -529,20 +530,22 @@ impl Store {
         let parent = parent.transpose()?;
         let parent = parent.as_ref();
         if let Some(cgroup) = cgroup.as_ref().filter(|_| shares(options)) {
-            self.check_free(hierarchy, name, scope, cgroup)?;
+            self.check_free(hierarchy, name, scope, cgroup, parent)?;
             if self.install_in_slot(hierarchy, name, cgroup, options, parent)? {
                 return Ok(());
             }
         }
         let Listing { limits: present, unreadable } = self.list(hierarchy)?;
-        let goes = |other: &str| other == name || self.leaving.contains(other);
+        let above = parent.map(|parent| parent.name.as_str());
+        let is_kin = |other: &str| !scope.is_device() && self.is_kin(name, above, other);
+        let goes = |other: &str| other == name || self.leaving.contains(other) || is_kin(other);
         let is_member = |other: &str| {
             let dir = self.root.join(other);
             cgroup.as_ref().is_some_and(|cgroup| members::has(&dir, cgroup.id()))
         };
         let has_scope =
             |other: &&Unreadable| other.scope.as_ref() == Some(scope) || is_member(&other.name);
-        if let Some(other) = unreadable.iter().filter(|o| !goes(&o.name)).find(has_scope) {
+        if let Some(other) = unreadable.iter().find(|o| has_scope(o) && !goes(&o.name)) {
             let (scope, name) = (scope.clone(), other.name.clone());
             return Err(StoreError::ScopeUnreadable { scope, name });
         }
@@ -553,7 +556,7 @@ impl Store {
             }
             None => other.scope.as_ref() == Some(scope) && !other.limit.is_matched(),
         };
-        if let Some(other) = present.iter().filter(|l| !goes(&l.name)).find(taken) {
+        if let Some(other) = present.iter().find(|l| taken(l) && !goes(&l.name)) {
             return Err(StoreError::ScopeTaken { scope: scope.clone(), name: other.name.clone() });
         }
         if present.len() + unreadable.len() >= MAX_LIMITS {
@@ -594,6 +597,9 @@ impl Store {
             symlink(&target, &building.join(mark))?;
             if let Some(parent) = parent {
                 symlink(Path::new(&parent.name), &building.join(PARENT))?;
+                if let Some(cgroup) = &cgroup {
+                    self.put_parents_behind(cgroup, &building, &parent.name)?;
+                }
             }
             // Once its maps are pinned: whoever finds them can give the sockets back.
             if let Some(cgroup) = &cgroup {

@@ -1,8 +1,10 @@
 //! Limits of pods by their annotations: rates, and limits that they join.
 //!
-//! A rate is a limit of its own on the pod's cgroup. If a limit of a file has that cgroup, it is inside that
-//! one, on the cgroups of the pod's containers: so no pod takes itself out of a limit of the node. Which pods
-//! may join a limit is said there (`join = true`); here pods are refused that want to join and may not.
+//! A rate is a limit of its own on the pod's cgroup. If limits of files have that cgroup, it is inside the
+//! innermost of them: so no pod takes itself out of a limit of the node. Which pods may join a limit is said
+//! there (`join = true`); here pods are refused that want to join and may not.
+
+use std::cmp::Reverse;
 
 use tidegate_core::{
     Rate, Scope,
@@ -12,6 +14,7 @@ use tidegate_host::{
     pods::{EGRESS, INGRESS, JOIN, Pod},
     settings::RateSetting,
     spec::LimitSpec,
+    tree::{are_kin, lineage},
     world::Match,
 };
 
@@ -25,14 +28,8 @@ impl Builder<'_> {
     pub(super) fn by_annotations(&mut self, file: &str) {
         let world = self.world;
         for (pod, cgroup) in world.pods() {
-            let holder = self.goal.limits.iter().find(|goal| {
-                let mut paths = goal.cgroups.iter().map(|(path, _)| path.as_str());
-                paths.any(|path| path == cgroup)
-            });
-            let holder = holder.map(|goal| goal.limit.name.clone());
-            if let Some(joins) =
-                pod.annotations.get(JOIN).filter(|name| holder.as_ref() != Some(*name))
-            {
+            let holders = self.holders(cgroup);
+            if let Some(joins) = pod.annotations.get(JOIN).filter(|name| !holders.contains(name)) {
                 let reason = format!(
                     "annotation {JOIN}: no limit `{joins}` of this node lets this pod join; a limit does \
                      with `scope = {{ pod = {{ join = true }} }}`"
@@ -44,9 +41,24 @@ impl Builder<'_> {
             if [EGRESS, INGRESS].iter().any(|name| pod.annotations.contains_key(*name))
                 && let Some(limit) = self.of_pod("pod", pod, cgroup)
             {
-                self.rates(file, limit, pod, holder);
+                self.rates(file, limit, pod, holders.into_iter().next());
             }
         }
+    }
+
+    /// The limits that have a cgroup, innermost first: the first one of the files, what it is inside of, and
+    /// what is inside it.
+    fn holders(&self, cgroup: &str) -> Vec<String> {
+        let here = self.goal.limits.iter().filter(|goal| {
+            let mut paths = goal.cgroups.iter().map(|(path, _)| path.as_str());
+            paths.any(|path| path == cgroup)
+        });
+        let mut names: Vec<_> = here.map(|goal| goal.limit.name.as_str()).collect();
+        let Some(first) = names.first().copied() else { return Vec::new() };
+        let parents = self.parents();
+        names.retain(|name| are_kin(name, first, &parents));
+        names.sort_by_key(|name| Reverse(lineage(name, &parents).count()));
+        names.into_iter().map(str::to_owned).collect()
     }
 
     /// A limit on a pod's cgroup, with a name of its own.
@@ -60,17 +72,11 @@ impl Builder<'_> {
     }
 
     fn rates(&mut self, file: &str, mut limit: LimitSpec, pod: &Pod, holder: Option<String>) {
-        if holder.is_some() {
-            limit.scope = Scope::of_cgroup(&format!("{}/*", limit.scope.name()));
-            limit.parent = holder;
-        }
+        limit.parent = holder;
         let set = set_bandwidth(&mut limit, pod);
         let taken = self.name(file, &limit.name);
         let found = taken.and(set).and_then(|()| self.matches(&limit));
         match found {
-            Ok(found) if found.is_empty() => {
-                self.waits(file, limit, "its containers have no cgroup yet".to_owned());
-            }
             Ok(found) => self.add(file, limit, found, None),
             Err(reason) => self.refuse(file, &limit, reason),
         }

@@ -83,6 +83,15 @@ fn two_limits_of_one_cgroup_are_told_apart_unless_one_is_inside_the_other() {
     );
     let inside = both.replace("a*\" }", "a*\" }\nparent = \"a\"");
     assert_eq!(goal(&files(&[&inside]), &world, &now()).limits.len(), 2);
+    // At any depth; siblings are not inside each other.
+    let on = |name: &str, parent: &str| {
+        limit(name, "unit = \"a.service\"", &format!("parent = \"{parent}\""))
+    };
+    let nested = on("d", "c") + &inside + &on("c", "b");
+    assert_eq!(goal(&files(&[&nested]), &world, &now()).limits.len(), 4);
+    let siblings = goal(&files(&[&(inside + &on("c", "a"))]), &world, &now());
+    assert_eq!(siblings.limits.len(), 2);
+    assert!(states(&siblings)[2].starts_with("c refused: limits `b` and `c` both match"));
 }
 
 #[test]
@@ -209,8 +218,27 @@ fn a_pod_that_a_file_limits_has_its_own_rates_inside_that() {
     assert_eq!(states(&goal), ["node in force", "tenant in force", "pod-prod_api-0 in force"]);
     let own = &goal.limits[2];
     assert_eq!(own.limit.parent.as_deref(), Some("tenant"));
-    assert_eq!(own.members(), [format!("kubepods/pod{}/{ID}", "a".repeat(32))]);
+    let pod = format!("kubepods/pod{}", "a".repeat(32));
+    assert_eq!(own.limit.scope, Scope::Cgroup(pod.clone()));
+    assert_eq!(own.members(), [pod]);
     assert_eq!(goal.limits[1].members().len(), 2);
+}
+
+#[test]
+fn a_pods_own_rates_are_inside_the_innermost_limit_that_has_it() {
+    let world = pods(&[('a', "api-0", &[(EGRESS, "1M"), (JOIN, "open")])]);
+    let pod = "pod = { namespace = \"prod\" }";
+    let text = "annotations = true\n".to_owned()
+        + &limit("team", pod, "egress = \"9mbit\"\nparent = \"open\"")
+        + &limit("other", "pod = { name = \"api-*\" }", RATE)
+        + &limit("open", "pod = { join = true }", "egress = \"90mbit\"")
+        + &limit("app", pod, "parent = \"team\"");
+    let goal = goal(&files(&[&text]), &world, &now());
+    let states = states(&goal);
+    assert!(states[1].starts_with("other refused: limits `team` and `other` both match"));
+    assert_eq!(states[2..], ["open in force", "app in force", "pod-prod_api-0 in force"]);
+    let own = goal.limits.last().unwrap();
+    assert_eq!(own.limit.parent.as_deref(), Some("app"));
 }
 
 #[test]

@@ -25,6 +25,7 @@ use tidegate_sys::{
     bpffs::PrivateBpffs,
     cgroup::{Cgroup, Hierarchy},
     libbpf_rs::query::{LinkInfoIter, LinkTypeInfo, ProgInfoIter, ProgInfoQueryOptions},
+    store::Store,
 };
 
 /// Long, for emulated machines that others leave little.
@@ -208,6 +209,15 @@ impl Place {
         let mut names = entries(&self.store());
         names.retain(|name| !name.starts_with('+'));
         names
+    }
+
+    /// The limits on a cgroup in the order in which packets out of it meet them; packets into it and sockets
+    /// meet them in the same.
+    #[track_caller]
+    pub fn order(&self, group: &Cgroup) -> Vec<String> {
+        let [out, come_in, sockets] = Store::at(self.store()).order_on(group).unwrap();
+        assert_eq!((&out, &out), (&come_in, &sockets));
+        out
     }
 
     /// What a limit was asked to do, as its link says.

@@ -21,7 +21,7 @@ use std::{
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::Value;
 use tidegate_core::Rate;
-use tidegate_sys::{libbpf_rs::libbpf_sys, net::NetNs};
+use tidegate_sys::{libbpf_rs::libbpf_sys, net::NetNs, store::Store};
 
 use crate::{
     common::{Objects, PATIENCE, Place, entries, kernel_before, skip},
@@ -155,6 +155,12 @@ impl Scene {
             Objects::on(&group).links().to_string()
         };
         found.insert("cgroups", self.groups.iter().map(on).collect());
+        let store = Store::at(self.place.store());
+        let order = |path: &String| {
+            let group = self.place.hierarchy.open(path).unwrap();
+            store.order_on(&group).unwrap().map(|names| names.join(" then "))
+        };
+        found.insert("order", self.groups.iter().flat_map(order).collect());
         // A pool of children has the id of its parent's map in its name.
         let named = |name: String| match name.split_once("_inside_") {
             Some((pool, rest)) => {
@@ -164,7 +170,9 @@ impl Scene {
             None => name,
         };
         let store = entries(&self.place.store());
-        found.insert("store", store.into_iter().map(named).collect());
+        let mut store: Vec<_> = store.into_iter().map(named).collect();
+        store.sort();
+        found.insert("store", store);
         found
     }
 
@@ -256,6 +264,15 @@ impl Case {
         }
         let names: Vec<_> = limits.iter().filter_map(|limit| limit["name"].as_str()).collect();
         let snapshot = scene.snapshot();
+        for (limit, order) in
+            limits.iter().flat_map(|l| snapshot["order"].iter().map(move |o| (l, o)))
+        {
+            let at = |name: &Value| order.split(" then ").position(|other| *name == other);
+            if at(&limit["parent"]).zip(at(&limit["name"])).is_some_and(|(above, own)| above < own)
+            {
+                return Err(format!("{} runs after its parent: {order}", limit["name"]));
+            }
+        }
         let stored: Vec<_> =
             snapshot["store"].iter().filter(|name| !name.starts_with('+')).collect();
         if stored != names {
@@ -382,6 +399,22 @@ fn cases() -> Vec<Case> {
                 ingress = \"20mbit\"\nexempt = [\"10.1.0.0/16\"]\n[[limit]]\nname = \"b\"\n\
                 scope = { cgroup = \"{in}\" }\nparent = \"a\"\nweight = 200\n";
     case("pace tree apply", &[outer, inner], tree, &["a", "b"]);
+    // On one cgroup the innermost runs first.
+    let middle = "limit add b --cgroup {x} --parent a --scheme pace --weight 200";
+    let inmost = "limit add c --cgroup {x} --parent b --scheme pace";
+    case("pace beside add", &[outer], middle, &["a"]);
+    case("pace third beside add", &[outer, middle], inmost, &["a", "b"]);
+    case("pace beside set", &[outer, middle, inmost], "limit set b --weight 9", &["a", "b", "c"]);
+    case("pace third beside del", &[outer, middle, inmost], "limit del c", &["a", "b"]);
+    case("pace beside take over", &[outer, middle, inmost], "limit restore", &["a", "b", "c"]);
+    case("pace beside detach", &[outer, middle, inmost], "detach", &[]);
+    let beside = tree.replace("{in}", "{x}");
+    case("pace beside apply", &[outer, middle], &beside, &["a", "b"]);
+    let third = "[[limit]]\nname = \"c\"\nscope = { cgroup = \"{x}\" }\nparent = \"b\"\n";
+    let three = format!("{beside}{third}");
+    case("pace three beside apply", &[outer, middle, inmost], &three, &["a", "b", "c"]);
+    let members = "limit add c --cgroup {x}* --parent b --scheme pace";
+    case("pace member beside add", &[outer, middle], members, &["a", "b"]);
     // Of two that cannot be beside each other the new one has another name.
     let renamed = |more: &str| {
         format!(

@@ -6,6 +6,7 @@ use std::{
     env,
     io::{ErrorKind, Write},
     net::{TcpStream, UdpSocket},
+    path::Path,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -18,6 +19,7 @@ use crate::{
     common::{Guard, Objects, Place, is_emulated, kernel_before, refused, text, wait_for},
     edt::{Bed, PORT, RECEIVER, SENDER, Server, blast, into, net_of},
     need_root,
+    older::build_of_another,
 };
 
 const HELPER: &str = "TIDEGATE_TEST_TREE";
@@ -494,4 +496,146 @@ fn root_a_command_runs_inside_a_limit() {
     }
     assert!(place.run_group().is_none());
     assert_eq!(place.hierarchy.find_below(batch.path(), |_| true), [batch.path()]);
+}
+
+/// A child on the cgroup of its parent has that cgroup's traffic, and shares the parent with other children.
+#[test]
+fn root_what_is_on_the_cgroup_of_its_parent_is_a_child_like_others() {
+    need_root!();
+    let scene = Scene::new();
+    let [one, two] = ["n1", "n2"].map(|name| scene.below(&scene.place.group, name));
+    let node = Path::new(scene.place.group.path()).join("n*");
+    let node = format!(
+        "[[limit]]\nname = \"node\"\nscope = {{ cgroup = \"{}\" }}\negress = \"20mbit\"\n\n",
+        node.display()
+    );
+    let spec = |more: &str| {
+        limit("one", &one, "parent = \"node\"\nguarantee = \"8mbit\"")
+            + &limit("two", &two, "parent = \"node\"")
+            + more
+            + &node
+    };
+    scene.apply(&spec(""));
+    let _senders = [scene.send(&one, "tcp 4"), scene.send(&two, "tcp 1")];
+    // 8 and half of the 11.8 that are left.
+    scene.settles(&[("node", 19.8), ("one", 13.9), ("two", 5.9)]);
+    // Another one between the traffic and its limit.
+    scene.apply(&spec(&limit("inner", &one, "parent = \"one\"\nceiling = \"4mbit\"")));
+    assert_eq!(scene.place.order(&one), ["inner", "one", "node"]);
+    scene.settles(&[("inner", 4.0), ("one", 4.0)]);
+    scene.place.ok(&["limit", "del", "inner"]);
+    scene.settles(&[("one", 13.9), ("two", 5.9)]);
+}
+
+/// Whatever puts one of them on again leaves the innermost first.
+#[test]
+fn root_limits_inside_each_other_keep_their_order_on_one_cgroup() {
+    need_root!();
+    let place = Place::new();
+    let top = &place.group;
+    let file = |text: &str| place.file("limits.toml", text).to_str().unwrap().to_owned();
+    let apply = |text: &str| place.ok(&["apply", &file(text)]);
+    let node = |more: &str| {
+        limit("node", top, &format!("egress = \"90mbit\"\ningress = \"80mbit\"\n{more}"))
+    };
+    let inside = |name: &str, parent: &str| limit(name, top, &format!("parent = \"{parent}\""));
+    let inner = inside("app", "tenant") + &inside("tenant", "node");
+    let keeps = |names: [&str; 3]| {
+        assert_eq!(place.order(top), names);
+        let status = place.json(&["status", "--json"]);
+        let limits = status["limits"].as_array().unwrap();
+        assert!(limits.iter().all(|limit| limit["state"] == "in_force"), "{status}");
+        assert_eq!(Objects::on(top).links(), 9);
+    };
+    let names = ["app", "tenant", "node"];
+    apply(&(inner.clone() + &node("")));
+    keeps(names);
+    assert!(place.ok(&["plan", &file(&(inner.clone() + &node("")))]).contains("Nothing to do"));
+    let explained = place.json(&["explain", &format!("/{}", top.path()), "--json"]);
+    let applied = explained["places"][0]["limits"].as_array().unwrap().iter();
+    assert_eq!(applied.map(|limit| &limit["name"]).collect::<Vec<_>>(), names);
+    place.ok(&["limit", "set", "node", "--egress", "70mbit"]);
+    place.ok(&["limit", "set", "tenant", "--weight", "7"]);
+    keeps(names);
+    place.ok(&["limit", "set", "node", "--ingress", "none"]);
+    place.ok(&["limit", "set", "node", "--ingress", "60mbit"]);
+    keeps(names);
+    // Other programs for the outermost, for the innermost, and for both.
+    apply(&(inner.clone() + &node("exempt = [\"10.1.0.0/16\"]")));
+    keeps(names);
+    apply(&(inner.replacen("parent", "exempt = [\"10.1.0.0/16\"]\nparent", 1) + &node("")));
+    keeps(names);
+    // Somebody takes a link off.
+    for name in names {
+        let pin = place.store().join(name).join("ingress");
+        tidegate_sys::libbpf_rs::Link::open(pin).unwrap().detach().unwrap();
+        place.ok(&["limit", "restore"]);
+        keeps(names);
+    }
+    names.iter().for_each(|name| build_of_another(&place, name));
+    place.ok(&["limit", "restore"]);
+    keeps(names);
+    // The tree is turned round.
+    let turned = inside("node", "tenant") + &inside("tenant", "app");
+    apply(&(turned + &limit("app", top, "egress = \"9mbit\"\ningress = \"9mbit\"")));
+    keeps(["node", "tenant", "app"]);
+
+    // What is beside them, or between, would count packets twice.
+    let path = top.path();
+    let add = |more: &[&str]| {
+        place.refused(&[&["limit", "add", "x", "--cgroup", path][..], more].concat())
+    };
+    let (code, message) = add(&["--parent", "app"]);
+    assert_eq!(code, 1, "{message}");
+    assert!(message.contains("--parent: `tenant` is inside `app` on the same cgroup"), "{message}");
+    let (code, message) = add(&["--egress", "9mbit"]);
+    assert!(code != 0 && message.contains("already has limit"), "{message}");
+    let (code, message) = place.refused(&["run", "--parent", "app", "--", "true"]);
+    assert_eq!(code, 1, "{message}");
+    assert!(message.contains("`tenant` is on a cgroup between the two"), "{message}");
+    keeps(["node", "tenant", "app"]);
+    place.ok(&["limit", "del", "node"]);
+    assert_eq!(place.order(top), ["tenant", "app"]);
+    place.ok(&["detach"]);
+    assert_eq!((Objects::on(top).links(), place.store().exists()), (0, false));
+}
+
+#[test]
+fn root_members_join_before_the_limits_that_theirs_is_inside_of() {
+    need_root!();
+    let place = Place::new();
+    let select = |name: &str, pattern: &str, fields: &str| {
+        let pattern = Path::new(place.group.path()).join(pattern);
+        let pattern = pattern.display();
+        format!("[[limit]]\nname = \"{name}\"\nscope = {{ cgroup = \"{pattern}\" }}\n{fields}\n\n")
+    };
+    let spec = select("app", "t1*", "parent = \"tenant\"")
+        + &select("tenant", "t*", "parent = \"node\"")
+        + &limit("node", &place.group, "egress = \"90mbit\"");
+    let file = place.file("limits.toml", &spec);
+    let apply = || place.ok(&["apply", file.to_str().unwrap()]);
+    let first = place.child("t1");
+    apply();
+    let [other, second] = ["t2", "t1b"].map(|name| place.child(name));
+    apply();
+    for (group, order) in [
+        (&first, &["app", "tenant"][..]),
+        (&second, &["app", "tenant"]),
+        (&other, &["tenant"]),
+        (&place.group, &["node"]),
+    ] {
+        assert_eq!(place.order(group), order, "{}", group.path());
+    }
+    // The whole tree on the same cgroups.
+    let spec = spec.replace(&limit("node", &place.group, "egress = \"90mbit\""), "");
+    let spec = spec + &select("node", "t?*", "egress = \"90mbit\"");
+    std::fs::write(&file, spec).unwrap();
+    apply();
+    assert_eq!(place.order(&first), ["app", "tenant", "node"]);
+    assert_eq!(place.order(&second), ["app", "tenant", "node"]);
+    assert_eq!(place.order(&other), ["tenant", "node"]);
+    let third = place.child("t1c");
+    apply();
+    assert_eq!(place.order(&third), ["app", "tenant", "node"]);
+    place.ok(&["detach"]);
 }

@@ -2,13 +2,13 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use tidegate_core::{Class, Rate, Scope, queue_options::VirtualQueueOptions};
-use tidegate_sys::store::is_above;
+use tidegate_sys::store::contains;
 
 use super::*;
 use crate::{
     apply::{Backend, apply},
     settings::inside_another,
-    tree::ancestors,
+    tree::{ancestors, are_kin},
 };
 
 /// A limit of the model's host.
@@ -84,7 +84,7 @@ impl Model {
         Ok(())
     }
 
-    /// No two limits have one cgroup, and each is inside its parent.
+    /// No two limits have one cgroup unless one is inside the other, and each is inside its parent.
     fn check(
         &self,
         name: &str,
@@ -93,6 +93,8 @@ impl Model {
         parent: Option<&str>,
     ) -> Result<(), Fault> {
         let shall = cgroups(scope, members);
+        let parents = self.limits.iter().map(|(name, held)| (&**name, held.parent.as_deref()));
+        let parents = parents.filter(|(of, _)| *of != name).chain([(name, parent)]).collect();
         let on = |(other, held): (&String, &Held)| {
             let is = cgroups(&held.scope, &held.members);
             let taken = held.scope == *scope || is.iter().any(|path| shall.contains(path));
@@ -100,6 +102,7 @@ impl Model {
                 && held.state != State::ScopeGone
                 && !self.leaving.contains(other)
                 && other != name
+                && !are_kin(name, other, &parents)
         };
         if self.limits.iter().any(on) {
             return Err(Fault("scope taken"));
@@ -107,7 +110,7 @@ impl Model {
         if let Some(parent) = parent {
             let above = self.limits.get(parent).ok_or(Fault("no such parent"))?;
             let above = cgroups(&above.scope, &above.members);
-            if !shall.iter().all(|path| above.iter().any(|above| is_above(above, path))) {
+            if !shall.iter().all(|path| above.iter().any(|above| contains(above, path))) {
                 return Err(Fault("the parent is not above"));
             }
         }
@@ -241,13 +244,15 @@ const CGROUPS: [&str; 9] = ["u", "u/v", "u/v/w", "u/v/w/x", "u/y", "u/y/z", "s",
 
 /// Up to six limits of different names, on different cgroups of a few; about half are inside another, if
 /// there is one above: one of those of the next cgroup upwards that has some. Some have a selector: one of
-/// these, if it is inside no other, has the cgroups that are left, too.
+/// these, if it is inside no other, has the cgroups that are left, too. Some are inside another on its own
+/// cgroup, with what else was inside that there.
 pub(crate) fn wanted() -> impl Strategy<Value = Vec<Wanted>> {
     let names = proptest::sample::subsequence(vec!["a", "b", "c", "d", "e", "f"], 0..=6);
     let cgroups = Just(CGROUPS.to_vec()).prop_shuffle();
     let more = proptest::collection::vec((1u64..4, any::<bool>(), any::<bool>()), 6);
     let selects = proptest::collection::vec(any::<bool>(), 6);
-    (names, cgroups, more, selects).prop_map(|(names, cgroups, more, selects)| {
+    let beside = proptest::collection::vec(any::<bool>(), 6);
+    (names, cgroups, more, selects, beside).prop_map(|(names, cgroups, more, selects, beside)| {
         let on: BTreeMap<_, _> = cgroups.iter().copied().zip(names.iter().copied()).collect();
         let parts = names.iter().zip(&cgroups).zip(more);
         let limit = |((name, cgroup), (rate, inside, both)): ((&&str, &&str), _)| {
@@ -274,8 +279,28 @@ pub(crate) fn wanted() -> impl Strategy<Value = Vec<Wanted>> {
         if let Some(last) = selectors.next_back().filter(|l| !parents.contains(&l.name)) {
             last.members.clear();
         }
+        for (i, _) in beside.into_iter().enumerate().filter(|(_, beside)| *beside) {
+            put_beside(&mut limits, i);
+        }
         limits
     })
+}
+
+/// Puts a limit that nobody is inside of on the cgroup of the next one, inside that.
+fn put_beside(limits: &mut [Wanted], i: usize) {
+    let count = limits.len();
+    if i + 1 >= count || limits.iter().any(|l| l.parent.as_ref() == Some(&limits[i].name)) {
+        return;
+    }
+    let (name, parent) = (limits[i].name.clone(), limits[i + 1].name.clone());
+    let at = cgroups(&limits[i + 1].scope, &limits[i + 1].members);
+    let Some(at) = at.into_iter().next() else { return };
+    for limit in limits.iter_mut().filter(|limit| limit.parent.as_ref() == Some(&parent)) {
+        if cgroups(&limit.scope, &limit.members).iter().all(|path| contains(&at, path)) {
+            limit.parent = Some(name.clone());
+        }
+    }
+    limits[i] = child(&name, &at, &parent, 100);
 }
 
 /// What a host may have: children have the directions of their parents, and are gone where those are.
@@ -292,7 +317,11 @@ pub(crate) fn present() -> impl Strategy<Value = Vec<Present>> {
             let paths = cgroups(&limit.scope, &limit.members).into_iter();
             paths.map(|path| (path, *state)).collect::<Vec<_>>()
         };
-        let state_of: BTreeMap<_, _> = limits.iter().zip(&states).flat_map(of).collect();
+        let mut state_of = BTreeMap::new();
+        for (path, state) in limits.iter().zip(&states).flat_map(of) {
+            let is = state_of.entry(path).or_insert(state);
+            *is = if *is == State::ScopeGone { *is } else { state };
+        }
         let present = |(member, state): (&Member, &State)| {
             let Wanted { name, scope, members, options, parent, .. } = member.wanted();
             let is_gone =
@@ -522,7 +551,28 @@ fn refusals_say_what_to_do() {
     insta::assert_snapshot!(refusal, @"limit `a`: cgroup `x` already has limit `old`, which is not in the file; take that one off with `tidegate limit del old`, or apply with --prune");
     let same = [limit("a", "x", 1), limit("b", "x", 1)];
     let refusal = plan(&[], &same, false).unwrap_err().to_string();
-    insta::assert_snapshot!(refusal, @"limits `a` and `b` are both on cgroup `x`; put both directions in one limit, or limit a cgroup above or below it");
+    insta::assert_snapshot!(refusal, @"limits `a` and `b` are both on cgroup `x`; put both directions in one limit, write one as the parent of the other, or limit a cgroup above or below it");
+}
+
+#[test]
+fn limits_inside_one_another_are_on_one_cgroup() {
+    let mut host = Model::new(&[]);
+    let nested = [child("c", "x", "b", 1), child("b", "x", "a", 1), limit("a", "x", 9)];
+    apply(&mut host, &plan(&[], &nested, false).unwrap().actions).unwrap();
+    assert_eq!(plan(&host.present(), &nested, false).unwrap().actions, []);
+    // Siblings are not, wherever the other one is; nor is one that is inside none of them.
+    let present = host.present();
+    let refusal = |wanted: &[Wanted]| plan(&present, wanted, false).unwrap_err().to_string();
+    insta::assert_snapshot!(refusal(&[child("b", "x", "a", 1), child("d", "x", "a", 1)]), @"limits `b` and `d` are both on cgroup `x`; put both directions in one limit, write one as the parent of the other, or limit a cgroup above or below it");
+    insta::assert_snapshot!(refusal(&[child("d", "x", "a", 1)]), @"limit `d`: cgroup `x` already has limit `b`, which is not in the file; take that one off with `tidegate limit del b`, or apply with --prune");
+    insta::assert_snapshot!(refusal(&[limit("d", "x", 1)]), @"limit `d`: cgroup `x` already has limit `a`, which is not in the file; take that one off with `tidegate limit del a`, or apply with --prune");
+    insta::assert_snapshot!(join(&present, &child("d", "x", "a", 1)).unwrap_err().to_string(), @"limit `d`: parent: `b` is inside `a` on the same cgroup; write one of the two as the parent of the other");
+    insta::assert_snapshot!(refusal(&[child("d", "x/y", "a", 1)]), @"limit `d`: parent: `b` is on a cgroup between the two; write `b` as the parent");
+    // The tree is turned round.
+    let turned = [child("a", "x", "b", 1), child("b", "x", "c", 1), limit("c", "x", 9)];
+    let turn = plan(&host.present(), &turned, false).unwrap();
+    apply(&mut host, &turn.actions).unwrap();
+    assert_eq!(plan(&host.present(), &turned, false).unwrap().actions, []);
 }
 
 #[test]

@@ -198,7 +198,25 @@ fn two_limits_in_one_place() {
         ))
     };
     assert_snapshot!(two("a", "z"), @"limits.toml:7: limit `a`: name: a limit of this name is on line 1 already; give each its own name");
-    assert_snapshot!(two("b", "/x//y/"), @"limits.toml:8: limit `b`: scope: limit `a` on line 1 has this cgroup already; put both directions in one limit, or limit a cgroup above or below it");
+    assert_snapshot!(two("b", "/x//y/"), @"limits.toml:8: limit `b`: scope: limit `a` on line 1 has this cgroup already; put both directions in one limit, write one as the parent of the other, or limit a cgroup above or below it");
+}
+
+#[test]
+fn limits_on_one_cgroup_are_inside_each_other() {
+    let limit = |name: &str, more: &str| {
+        format!("[[limit]]\nname = \"{name}\"\nscope = {{ cgroup = \"x\" }}\n{more}\n")
+    };
+    let [a, b, c] = [("a", "b"), ("b", "c"), ("c", "")].map(|(name, parent)| match parent {
+        "" => limit(name, "egress = \"1mbit\""),
+        parent => limit(name, &format!("parent = \"{parent}\"")),
+    });
+    let parse = |text: &str| Spec::parse("limits.toml", text).map(|spec| spec.limits.len());
+    assert_eq!(parse(&(a.clone() + &b + &c)).unwrap(), 3);
+    // The host may have the one between.
+    assert_eq!(parse(&(a + &c)).unwrap(), 2);
+    let sibling = limit("d", "parent = \"c\"");
+    let refused = parse(&(sibling + &b + &c)).unwrap_err().to_string();
+    assert!(refused.contains("`b`: scope: limit `d` on line 1 has this cgroup"), "{refused}");
 }
 
 #[test]
@@ -302,9 +320,9 @@ fn limits_inside_limits_that_are_none() {
     assert_snapshot!(with("guarantee = \"5mbit\""), @"limits.toml:5: limit `backup`: guarantee: only a limit inside another one has this; name its parent, or leave it out");
     assert_snapshot!(with("ceiling = \"5mbit\""), @"limits.toml:5: limit `backup`: ceiling: only a limit inside another one has this; write egress or ingress, or name its parent");
     assert_snapshot!(with("ceil = \"5mbit\""), @"limits.toml:5: limit `backup`: unknown field `ceil`; write `ceiling`");
-    assert_snapshot!(with("parent = \"backup\""), @"limits.toml:5: limit `backup`: parent: a limit cannot be its own parent; leave this out, or name a limit on a cgroup above");
+    assert_snapshot!(with("parent = \"backup\""), @"limits.toml:5: limit `backup`: parent: a limit cannot be its own parent; leave this out, or name another limit");
     assert_snapshot!(with("parent = \"a b\""), @"limits.toml:5: limit `backup`: parent: limit name `a b` must be 1 to 63 letters, digits, `-` or `_`, and start with a letter or digit");
-    assert_snapshot!(with("scope = { dev = \"eth0\" }\nparent = \"a\""), @"limits.toml:5: limit `backup`: parent: a limit inside another one is on a cgroup below that one's, or with scheme `htb` on a port or cgroup inside a device's; leave the parent out");
+    assert_snapshot!(with("scope = { dev = \"eth0\" }\nparent = \"a\""), @"limits.toml:5: limit `backup`: parent: a limit inside another one is on the same cgroup or on one below, or with scheme `htb` on a port or cgroup inside a device's; leave the parent out");
 }
 
 #[test]

@@ -68,9 +68,9 @@ pub enum StoreError {
     },
     /// The parent's programs do not see the child's packets.
     #[error(
-        "limit `{name}`: its parent `{parent}` must be on a cgroup above {scope}, with scheme `pace` or \
-         `nrm`, or both have scheme `htb` in a tree on a device; {parent} is on {parent_scope} with \
-         `{parent_scheme}`"
+        "limit `{name}`: its parent `{parent}` must be on {scope} or on a cgroup above it, with scheme \
+         `pace` or `nrm`, or both have scheme `htb` in a tree on a device; {parent} is on {parent_scope} \
+         with `{parent_scheme}`"
     )]
     NotAbove {
         /// The limit.

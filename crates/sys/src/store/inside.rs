@@ -8,11 +8,14 @@ use super::{PARENT, PinnedLimit, Store, StoreError};
 use crate::{cgroup::Hierarchy, schemes::htb::name_in};
 
 /// Whether a limit on `above` sees all packets of one on `below`. Only with scheme `htb` does a device
-/// contain cgroups and ports: what they send by it.
+/// contain cgroups and ports: what they send by it; and only there no two limits have one cgroup.
 #[must_use]
 pub fn can_contain(above: &Scope, below: &Scope, scheme: Scheme) -> bool {
     match (above, below) {
-        (Scope::Cgroup(above), Scope::Cgroup(below)) => is_above(above, below),
+        (Scope::Cgroup(above), Scope::Cgroup(below)) => match scheme {
+            Scheme::Htb => is_above(above, below),
+            _ => contains(above, below),
+        },
         (Scope::Dev(_), Scope::Cgroup(_) | Scope::Port(_)) => scheme == Scheme::Htb,
         _ => false,
     }
@@ -24,6 +27,12 @@ pub fn is_above(above: &str, below: &str) -> bool {
     let (above, below) = (above.trim_matches('/'), below.trim_matches('/'));
     let rest = below.strip_prefix(above);
     above != below && (above.is_empty() || rest.is_some_and(|rest| rest.starts_with('/')))
+}
+
+/// Whether it contains the other one, or is it.
+#[must_use]
+pub fn contains(above: &str, below: &str) -> bool {
+    above.trim_matches('/') == below.trim_matches('/') || is_above(above, below)
 }
 
 impl Store {
@@ -52,7 +61,7 @@ impl Store {
         let contains = match (&parent_scope, scope) {
             // Each member is looked at when it joins.
             (above, Scope::Select(_)) => !above.is_device(),
-            (Scope::Select(_), Scope::Cgroup(path)) => found.is_above(path),
+            (Scope::Select(_), Scope::Cgroup(path)) => found.contains(path),
             (above, below) => can_contain(above, below, scheme),
         };
         if !contains || !is_good {

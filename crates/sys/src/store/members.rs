@@ -24,7 +24,7 @@ use tidegate_core::{Scope, Selector};
 
 use super::{
     ASIDE, BUILDING, CGROUP, MEMBERS, PARENT, PinnedLimit, Store, StoreError, StoreLock, bpf_error,
-    check_name, io_error, is_above, limit_error,
+    check_name, contains, io_error, limit_error,
     pins::{detach_links, pin_maps, remove_pins, settings_in},
     symlink,
 };
@@ -75,8 +75,13 @@ pub(super) fn has(dir: &Path, id: u64) -> bool {
 
 /// The paths under which the members of the limit in a directory joined.
 pub(super) fn paths_in(hierarchy: &Hierarchy, dir: &Path) -> Vec<String> {
+    remembered_in(dir).into_iter().map(|at| hierarchy.relative(&at)).collect()
+}
+
+/// The same as they are written down.
+pub(super) fn remembered_in(dir: &Path) -> Vec<PathBuf> {
     let at = |(_, member): (u64, PathBuf)| fs::read_link(member.join(CGROUP)).ok();
-    members_dirs(dir).into_iter().filter_map(at).map(|at| hierarchy.relative(&at)).collect()
+    members_dirs(dir).into_iter().filter_map(at).collect()
 }
 
 /// The members of the limit in a directory, whose programs have these links.
@@ -171,13 +176,13 @@ impl PinnedLimit {
         own.into_iter().chain(members).filter_map(|path| hierarchy.open(path).ok()).collect()
     }
 
-    /// Whether its programs meet all packets of a cgroup below its own, or below one of its members.
-    pub(super) fn is_above(&self, path: &str) -> bool {
+    /// Whether its programs meet all packets of a cgroup: its own or one of its members, or one below that.
+    pub(super) fn contains(&self, path: &str) -> bool {
         match &self.scope {
-            Some(Scope::Cgroup(own)) => is_above(own, path),
+            Some(Scope::Cgroup(own)) => contains(own, path),
             Some(Scope::Select(_)) => {
                 let members = self.members.iter().filter_map(|member| member.path.as_deref());
-                members.into_iter().any(|member| is_above(member, path))
+                members.into_iter().any(|member| contains(member, path))
             }
             _ => false,
         }
@@ -335,12 +340,15 @@ impl Store {
         let Joining { hierarchy, name, dir, loaded, parent } = *joining;
         let scope = Scope::Cgroup(cgroup.path().to_owned());
         let refused = || limit_error(name);
-        let goes = |other: &String| other == name || self.leaving.contains(other);
+        let above = parent.map(|parent| parent.name.as_str());
+        let goes = |other: &String| {
+            other == name || self.leaving.contains(other) || self.is_kin(name, above, other)
+        };
         let holder = holders.get(&cgroup.id()).and_then(|names| names.iter().find(|n| !goes(n)));
         if let Some(other) = holder {
             return Err(StoreError::ScopeTaken { scope, name: other.clone() });
         }
-        if let Some(above) = parent.filter(|parent| !parent.is_above(cgroup.path())) {
+        if let Some(above) = parent.filter(|parent| !parent.contains(cgroup.path())) {
             return Err(StoreError::MemberOutside {
                 name: name.to_owned(),
                 scope,
@@ -359,6 +367,9 @@ impl Store {
             for (name, link) in loaded.attach(cgroup).map_err(refused())? {
                 let path = half.join(name);
                 query::pin(link.as_fd(), &path).map_err(io_error(&path, "pin"))?;
+            }
+            if let Some(above) = parent {
+                self.put_parents_behind(cgroup, &half, &above.name)?;
             }
             loaded.maps.adopt(hierarchy, cgroup, Adopt::Take).map_err(refused())?;
             let whole = dir.join(MEMBERS).join(cgroup.id().to_string());

@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, fs, os::fd::AsFd, path::Path};
 use libbpf_rs::Program;
 
 use super::{
-    ASIDE, BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError,
+    ASIDE, BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, contains,
     htb::device_in,
     is_above,
     journal::{self, Deed, Journal, Object, Step},
@@ -106,6 +106,7 @@ impl Store {
                 problems.push(format!("limit `{name}` {why}: {e}"));
             }
         }
+        problems.extend(self.restore_order());
         if let Some(Step { deed: Deed::TakeOver, limit, .. }) = &step
             && let Err(e) = self.take_over_again(limit)
         {
@@ -265,7 +266,7 @@ impl Store {
                 continue;
             }
             for at in at.into_iter().chain(members::paths_in(hierarchy, &dir)) {
-                if at != path && !is_above(&at, path) && !is_above(path, &at) {
+                if !contains(&at, path) && !is_above(path, &at) {
                     continue;
                 }
                 let (limit, cgroup) = (self.open(hierarchy, &name), hierarchy.open(&at));

@@ -16,9 +16,9 @@
 //!
 //! Links are a limit's own, so it comes and goes as any other. The map of slots says which limit a cgroup
 //! has, and that of sockets has one entry for each socket. So no two limits of a pool meet the same packet:
-//! one on a cgroup above or below another's, or that is to take its place, goes into another pool. A pool
-//! comes with its first limit and goes with its last; a slot whose limit is not there is free, as with limits
-//! of prefixes (see [`Store::sweep_pools`]).
+//! one on the cgroup of another, above or below it, or that is to take its place, goes into another pool. A
+//! pool comes with its first limit and goes with its last; a slot whose limit is not there is free, as with
+//! limits of prefixes (see [`Store::sweep_pools`]).
 
 use std::{
     fs,
@@ -107,6 +107,9 @@ impl Store {
                 let path = building.join(name);
                 query::pin(link.as_fd(), &path).map_err(io_error(&path, "pin"))?;
             }
+            if let Some(parent) = parent {
+                self.put_parents_behind(cgroup, &building, &parent.name)?;
+            }
             maps.adopt(hierarchy, cgroup, Adopt::Take).map_err(refused())?;
             self.publish(&building, name, options)
         };
@@ -120,14 +123,17 @@ impl Store {
         done.map(|()| true)
     }
 
-    /// Checks that no other limit is on a cgroup. It opens none but one that is there.
+    /// Checks that no other limit is on a cgroup, but for those that are inside one another. It opens none
+    /// but one that is there.
     pub(super) fn check_free(
         &self,
         hierarchy: &Hierarchy,
         name: &str,
         scope: &Scope,
         cgroup: &Cgroup,
+        parent: Option<&PinnedLimit>,
     ) -> Result<(), StoreError> {
+        let parent = parent.map(|parent| parent.name.as_str());
         let (others, selects) = self.on_path(hierarchy, cgroup.path())?;
         let is_here = |other: &String| {
             let at = fs::read_link(self.root.join(other).join(CGROUP)).ok();
@@ -136,7 +142,8 @@ impl Store {
         let is_member = |other: &String| members::has(&self.root.join(other), cgroup.id());
         let here = others.into_iter().filter(is_here);
         for other in here.chain(selects.into_iter().filter(is_member)) {
-            if other == name || self.leaving.contains(&other) {
+            let goes = other == name || self.leaving.contains(&other);
+            if goes || self.is_kin(name, parent, &other) {
                 continue;
             }
             let (scope, name) = (scope.clone(), other);

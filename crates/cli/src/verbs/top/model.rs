@@ -211,14 +211,14 @@ impl Model {
 
     /// Puts the limits in order, those inside others below them, and keeps the selection.
     fn arrange(&mut self) {
-        let scopes: Vec<_> = self.shown.iter().map(|s| &s.limit.status.scope).collect();
-        let mut parents = enclosing(&scopes);
         let names: BTreeMap<_, _> =
             self.shown.iter().enumerate().map(|(i, s)| (&s.limit.status.name, i)).collect();
-        for (parent, shown) in parents.iter_mut().zip(&self.shown) {
-            let named = shown.limit.status.parent.as_ref().and_then(|name| names.get(name));
-            *parent = named.copied().or(*parent);
-        }
+        let limits = self.shown.iter().map(|shown| {
+            let status = &shown.limit.status;
+            let parent = status.parent.as_ref().and_then(|name| names.get(name)).copied();
+            (&status.scope, parent)
+        });
+        let parents = enclosing(&limits.collect::<Vec<_>>());
         let pairs: Vec<_> = parents.into_iter().enumerate().collect();
         let sort = self.sort;
         let by_name = |a: &Shown, b: &Shown| key(&a.limit).cmp(&key(&b.limit));

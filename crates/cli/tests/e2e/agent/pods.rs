@@ -424,6 +424,44 @@ fn root_agent_limits_pods_by_their_annotations_before_64_kib() {
     place.ok(&["detach"]);
 }
 
+/// A pod limits itself within what the node gives it, before it has a container.
+#[test]
+fn root_agent_limits_a_pod_by_its_annotations_inside_the_limit_that_has_it() {
+    need_root!();
+    let place = Place::new();
+    let slice = Slice::new(&place);
+    let mut bed = Bed::new(&place, &slice.group);
+    let annotated = |rate: &str| pod('a', "api-0", &json!({ EGRESS: rate }));
+    let server = Server::start("127.0.0.1:0", &[annotated("64k")]);
+    bed.reach(&server);
+    let tenant = limit("tenant", "pod = { namespace = \"prod\" }", "egress = \"9mbit\"");
+    bed.write("a.toml", &format!("annotations = true\n{tenant}"));
+    let _agent = bed.start_with(LONG);
+    let [cgroup, container] = of_systemd(&slice, 'a');
+    let on = |names: &[&str]| {
+        wait_for("the limits of the pod", || {
+            (Objects::on(&cgroup).links() == 3 * names.len()).then_some(())
+        });
+        names.iter().for_each(|name| drop(bed.wait_said(name, "in_force")));
+        assert_eq!(place.order(&cgroup), names);
+        assert_eq!(Objects::on(&container).links(), 0);
+    };
+    on(&["pod-prod_api-0", "tenant"]);
+    server.set(&annotated("80k"));
+    wait_for("the other rate", || (bed.rate("pod-prod_api-0") == Some(80_000)).then_some(()));
+    on(&["pod-prod_api-0", "tenant"]);
+    server.set(&pod('a', "api-0", &Value::Null));
+    on(&["tenant"]);
+    server.set(&annotated("64k"));
+    on(&["pod-prod_api-0", "tenant"]);
+    // It goes out of the limit, and comes into it again.
+    bed.write("a.toml", "annotations = true\n");
+    on(&["pod-prod_api-0"]);
+    bed.write("a.toml", &format!("annotations = true\n{tenant}"));
+    on(&["pod-prod_api-0", "tenant"]);
+    place.ok(&["detach"]);
+}
+
 #[test]
 fn root_agent_holds_replicas_together_while_the_api_server_is_away() {
     need_root!();
