@@ -116,28 +116,30 @@ static inline __attribute__((always_inline)) int ep_stays(const struct tg_queue 
 
 /*
  * Counts a class among the active children in this epoch of its parent, with its weight and
- * guarantee. *seen is the last epoch in which it was counted, numbered from one. Returns whether it
- * was counted now.
+ * guarantee, and makes room for it if it is new. *seen is the last epoch in which it was counted,
+ * numbered from one. Returns whether it was counted now.
  */
 static inline __attribute__((always_inline)) int
 ep_count_class(struct tg_queue *parent, __u32 *seen, const struct cl_class *class)
 {
+	__u32 epoch, before = *(volatile __u32 *)seen;
 	struct fs_sharers sharers;
-	int counts;
 
-	if (*(volatile __u32 *)seen == *(volatile __u32 *)&parent->epoch + 1 || !ep_enter(parent))
+	if (before == *(volatile __u32 *)&parent->epoch + 1 || !ep_enter(parent))
 		return 0;
-	counts = *(volatile __u32 *)seen != parent->epoch + 1;
-	if (counts) {
-		*seen = parent->epoch + 1;
+	epoch = parent->epoch + 1;
+	before = *(volatile __u32 *)seen;
+	if (before != epoch) {
+		*seen = epoch;
 		parent->flows++;
 		parent->weight += class->weight;
 		parent->reserved_bit_s += class->guarantee_bit_s;
 		if (!parent->lightest || class->weight < parent->lightest)
 			parent->lightest = class->weight;
-		if ((parent->weight > parent->weight_before ||
-		     parent->reserved_bit_s > parent->reserved_before_bit_s) &&
-		    parent->rate_bit_s) {
+		/* One that was only silent for a while is not new, as with flows. */
+		if (!(before && epoch - before <= FS_KNOWN_EPOCHS) && parent->rate_bit_s &&
+		    (parent->weight > parent->weight_before ||
+		     parent->reserved_bit_s > parent->reserved_before_bit_s)) {
 			sharers.count = parent->flows;
 			sharers.weight = fs_greater(parent->weight, parent->weight_before);
 			sharers.lightest = class->weight;
@@ -148,7 +150,7 @@ ep_count_class(struct tg_queue *parent, __u32 *seen, const struct cl_class *clas
 		}
 	}
 	ep_leave(parent);
-	return counts;
+	return before != epoch;
 }
 
 /*

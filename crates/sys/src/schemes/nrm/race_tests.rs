@@ -215,6 +215,32 @@ fn classes_of_many_cpus_are_conserved() {
     assert_eq!(is.entered, 0);
 }
 
+/// A class that sends less often than once an epoch keeps no share from the others.
+#[test]
+fn a_class_that_was_silent_for_a_while_is_not_new() {
+    let share = TARGET as u32;
+    let class = intf::ClassConf {
+        guarantee_bit_s: RATE_BIT_S * 2 / 5,
+        weight: 100,
+        ..intf::ClassConf::default()
+    };
+    let count = |mut seen: u32| {
+        // Another class has sent in the epoch before.
+        let rest = intf::Queue { weight_before: 100, lightest_before: 100, ..Default::default() };
+        let mut parent = intf::Queue { epoch: 100, share, rate_bit_s: RATE_BIT_S, ..rest };
+        // SAFETY: all are live, of the layouts that the header declares.
+        assert_eq!(unsafe { native_ep_count_class(&raw mut parent, &raw mut seen, &class) }, 1);
+        assert_eq!((seen, parent.weight, parent.flows), (101, 100, 1));
+        parent.share
+    };
+    for known in [99, 101 - 8] {
+        assert_eq!(count(known), share, "{known}");
+    }
+    for new in [0, 101 - 9, 5000] {
+        assert!(count(new) < share, "{new}");
+    }
+}
+
 /// Rates that change under packets: a packet sees the thresholds of one rate, and no charge is lost.
 #[test]
 fn a_rate_that_changes_under_packets_is_seen_as_a_whole() {
