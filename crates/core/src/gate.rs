@@ -2,8 +2,8 @@
 //! `bpf/gate/gate.h`.
 //!
 //! Until its deadline [`BYTES`] of an undecided cgroup and of all cgroups below it pass, of both directions
-//! together. A packet takes its bytes from each undecided cgroup that it is in, and passes if it fits into all of
-//! them. After the deadline everything passes.
+//! together. A packet takes its bytes from each undecided cgroup that it is in, and passes if it fits into
+//! all of them. After the deadline everything passes.
 
 use alloc::{collections::BTreeMap, vec::Vec};
 
