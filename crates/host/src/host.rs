@@ -271,7 +271,7 @@ pub fn present(pinned: &PinnedLimit) -> Present {
         Some(_) => State::InForce,
     };
     let nowhere = || Scope::Cgroup(String::new());
-    let gone = pinned.members.iter().filter(|member| member.path.is_none());
+    let gone = pinned.members.iter().filter(|member| member.path.is_none() && !member.has_sockets);
     Present {
         members: pinned.members.iter().filter_map(|member| member.path.clone()).collect(),
         gone: gone.map(|member| member.joined_as.clone()).collect(),

@@ -10,6 +10,10 @@
 //!
 //! Programs and maps are the limit's, so rate, share and counters are of all members together. A member joins
 //! and leaves by its links alone. A directory `_ID` is taken off by the next writer, whatever is in it.
+//!
+//! A cgroup that is removed is a member as long as there are sockets of it: what a service leaves in its send
+//! buffers when it is stopped is limited, too. The kernel then takes the links off, and the member leaves with
+//! the next change.
 
 use std::{
     collections::BTreeMap,
@@ -35,6 +39,8 @@ use crate::{
     schemes::{self, LINKS, Pinning, Programs},
 };
 
+/// Removed cgroups with sockets that a limit holds at most.
+const REMOVED_MAX: usize = 1024;
 /// The symbolic link to the selector of a limit.
 pub(super) const SELECT: &str = "select";
 /// The pins of its programs, by the links that members get of them.
@@ -50,6 +56,8 @@ pub struct Member {
     pub path: Option<String>,
     /// The path that it had when it joined.
     pub joined_as: String,
+    /// It has been removed, and sockets of it may still send: the limit holds them.
+    pub has_sockets: bool,
     /// Hooks at which the limit's program no longer is: somebody took it off.
     pub unhooked: Vec<&'static str>,
 }
@@ -91,15 +99,15 @@ pub(super) fn members_in(hierarchy: &Hierarchy, dir: &Path, hooks: &[&'static st
         let joined_as = joined_as.unwrap_or_default();
         let is_it = hierarchy.open(&joined_as).is_ok_and(|cgroup| cgroup.id() == id);
         let path = if is_it { Some(joined_as.clone()) } else { hierarchy.path_of(id) };
-        let is_hooked = |name: &&&'static str| {
+        let is_hooked = |name: &str| {
             let info = Link::open(dir.join(name)).and_then(|link| link.info());
             matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == id)
         };
-        let unhooked = match path {
-            Some(_) => hooks.iter().filter(|name| !is_hooked(name)).copied().collect(),
-            None => Vec::new(),
-        };
-        Member { id, path, joined_as, unhooked }
+        let (hooked, off): (Vec<_>, Vec<_>) =
+            hooks.iter().copied().partition(|name| is_hooked(name));
+        let has_sockets = path.is_none() && !hooked.is_empty();
+        let unhooked = if path.is_some() { off } else { Vec::new() };
+        Member { id, path, joined_as, has_sockets, unhooked }
     };
     members_dirs(dir).into_iter().map(member).collect()
 }
@@ -255,7 +263,8 @@ impl Store {
     }
 
     /// Gives a limit with a selector these cgroups: new ones join, those not named, or removed, leave, all
-    /// others are not touched. One that does not exist any more is left out.
+    /// others are not touched. One that does not exist any more is left out; if it is a member and there are
+    /// sockets of it, it stays.
     ///
     /// # Errors
     /// [`StoreError`]; with [`StoreError::Members`] all cgroups but those named are as asked.
@@ -301,7 +310,12 @@ impl Store {
                 failed.insert(cgroup.path().to_owned(), e);
             }
         }
+        let mut removed = 0;
         for member in before.iter().filter(|member| !wanted.contains_key(&member.id)) {
+            removed += usize::from(member.has_sockets);
+            if member.has_sockets && removed <= REMOVED_MAX {
+                continue;
+            }
             if let Err(e) = self.part(hierarchy, &dir, member.id, Some(&loaded.maps)) {
                 failed.insert(member.joined_as.clone(), e);
             }
@@ -437,3 +451,6 @@ impl Store {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
