@@ -12,8 +12,8 @@
 //! and leaves by its links alone. A directory `_ID` is taken off by the next writer, whatever is in it.
 //!
 //! A cgroup that is removed is a member as long as there are sockets of it: what a service leaves in its send
-//! buffers when it is stopped is limited, too. The kernel then takes the links off, and the member leaves with
-//! the next change.
+//! buffers when it is stopped is limited, too. The kernel then takes the links off, and the member leaves
+//! with the next change.
 
 use std::{
     collections::BTreeMap,
