@@ -45,6 +45,8 @@ const HOUR_NS: u64 = 3_600_000_000_000;
 /// A probability that is drawn for each packet and hits none: dropped packets are marked, and cost less.
 const SELDOM: f64 = 1e-9;
 const NAME: &str = "cost";
+/// Walks over all links and programs of the host in which a program is looked for.
+const WALKS_MAX: usize = 1000;
 
 /// The largest that there is.
 const RATE: Rate = match Rate::from_bit_s(MAX_RATE_BIT_S) {
@@ -157,8 +159,12 @@ impl Measurement<'_> {
         let options = self.options();
         let on = OwnCgroup::create()?;
         let limit = AttachedLimit::attach(&on.hierarchy, &on.group, &options, None)?;
-        let attached = on_egress(on.group.id());
-        let program = LoadedProgram::find(|program| attached.contains(&program.id))?;
+        // A walk over all links ends early at one that somebody is just making.
+        let found = (0..WALKS_MAX).find_map(|_| {
+            let attached = on_egress(on.group.id());
+            LoadedProgram::find(|program| attached.contains(&program.id)).ok()
+        });
+        let program = found.ok_or(CostError::NoProgram)?;
         let maps = limit.maps();
         if options.scheme == Scheme::Police {
             self.set_bucket(&on.hierarchy, maps, &options, &program)?;
@@ -213,14 +219,14 @@ impl Measurement<'_> {
         let mut limit = maps.limit()?;
         let conf = &mut limit.queue[intf::index(Direction::Egress)];
         conf.cost = 1;
-        match self.state {
-            QueueState::Idle => conf.burst_ns = 0,
-            QueueState::Busy => {
-                conf.mark_ns = 2 * HOUR_NS;
-                conf.large_drop_ns = 3 * HOUR_NS;
-                conf.drop_ns = 4 * HOUR_NS;
-            }
-            QueueState::Full => {}
+        if self.state == QueueState::Idle {
+            conf.burst_ns = 0;
+        }
+        // A processor that stops for milliseconds between its clock and its charge finds no backlog either.
+        if self.state != QueueState::Full {
+            conf.mark_ns = 2 * HOUR_NS;
+            conf.large_drop_ns = 3 * HOUR_NS;
+            conf.drop_ns = 4 * HOUR_NS;
         }
         maps.set(hierarchy, [], &limit, options)?;
         if self.state == QueueState::Idle {
