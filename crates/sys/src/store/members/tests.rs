@@ -12,7 +12,7 @@ use crate::{bpffs::PrivateBpffs, schemes::nrm::tree_tests::Nest};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a process left in its send buffer when it was killed belongs to the limit until it is gone.
+/// Data that a killed process has left in its send buffer belongs to the limit until it is gone.
 #[test]
 fn root_a_removed_cgroup_is_a_member_while_it_has_sockets() {
     const TEST: &str = "root_a_removed_cgroup_is_a_member_while_it_has_sockets";
