@@ -1,7 +1,7 @@
 use std::{
     io::Read,
     net::TcpListener,
-    process::{Command, Stdio},
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -12,7 +12,7 @@ use crate::{bpffs::PrivateBpffs, schemes::nrm::tree_tests::Nest};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Data that a killed process has left in its send buffer belongs to the limit until it is gone.
+/// A socket belongs to the cgroup in which it was made, also when its process has left that.
 #[test]
 fn root_a_removed_cgroup_is_a_member_while_it_has_sockets() {
     const TEST: &str = "root_a_removed_cgroup_is_a_member_while_it_has_sockets";
@@ -36,30 +36,27 @@ fn root_a_removed_cgroup_is_a_member_while_it_has_sockets() {
     let set = |cgroups: &[String]| store.set_members(&lock, &hierarchy, "a", cgroups).unwrap();
     set(std::slice::from_ref(&path));
 
-    // More than all buffers hold, for somebody who does not read.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let script = "echo $$ > \"$0/cgroup.procs\"; exec 3<>/dev/tcp/127.0.0.1/$1; \
-                  exec head -c 1G /dev/zero >&3";
-    let mut sender = Command::new("bash")
+                  echo $$ > \"$2/cgroup.procs\"; echo >&3; read -r <&3";
+    let mut holder = Command::new("bash")
         .args(["-c", script])
         .arg(nest.groups[1].absolute())
         .arg(port.to_string())
-        .stderr(Stdio::null())
+        .arg(nest.groups[0].absolute())
         .spawn()
         .unwrap();
     let (mut stream, _) = listener.accept().unwrap();
     stream.read_exact(&mut [0]).unwrap();
-    sender.kill().unwrap();
-    sender.wait().unwrap();
     nest.groups.pop().unwrap().remove(Instant::now() + PATIENCE).unwrap();
 
     let members = || store.open(&hierarchy, "a").unwrap().members;
     set(&[]);
     let [held] = members().try_into().unwrap();
     assert_eq!((held.path, held.joined_as, held.has_sockets), (None, path, true));
-    // The rest has no receiver.
     drop(stream);
+    holder.wait().unwrap();
     let deadline = Instant::now() + PATIENCE;
     while members().iter().any(|member| member.has_sockets) {
         assert!(Instant::now() < deadline, "the kernel keeps the links");
