@@ -563,7 +563,7 @@ pub fn places_of(options: &LimitOptions) -> Vec<Option<Prefix>> {
     }
 }
 
-/// Who takes what. One inside another may be on its cgroup.
+/// The limits by what they are on. One inside another may be on its cgroup.
 fn places<'a>(
     wanted: &'a [Wanted],
     parents: &Parents<'_>,

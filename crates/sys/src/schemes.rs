@@ -71,9 +71,9 @@ pub(crate) enum Pinning {
 /// Which programs a limit gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Programs {
-    /// Those of both directions, so that its settings can be changed in place.
+    /// The programs of both directions, so that its settings can be changed in place.
     All,
-    /// Those that its settings need: they will not change.
+    /// The programs that its settings need, as these will not change.
     Needed,
 }
 

@@ -38,7 +38,7 @@ impl Store {
     /// meet them; programs of others are left out.
     ///
     /// # Errors
-    /// What the kernel says: it cannot be asked.
+    /// The kernel's error: it cannot be asked.
     pub fn order_on(&self, cgroup: &Cgroup) -> io::Result<[Vec<String>; LINKS.len()]> {
         let names = self.names().unwrap_or_default().into_iter();
         let dirs = names.filter_map(|name| Some((self.links_on(&name, cgroup)?, name)));

@@ -92,8 +92,8 @@ pub(super) fn limited(cgroup: &Cgroup) {
     wait_for("the limit", || (Objects::on(cgroup).links() > 0).then_some(()));
 }
 
-/// What may have arrived of a service whose cgroup was made then, once its limit is in force, which lets
-/// `burst_bytes` pass at once.
+/// The most bytes that may have arrived of a service whose cgroup was made at `made`, once its limit is in
+/// force. The limit lets `burst_bytes` pass at once.
 pub(super) fn most(made: Instant, burst_bytes: u64) -> u64 {
     let earned = LIMIT_BYTES_S * (made.elapsed().as_secs() + 1);
     BYTES + burst_bytes + earned + WIRE_BYTES

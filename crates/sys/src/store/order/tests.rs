@@ -152,7 +152,7 @@ fn root_a_member_joins_before_its_parents() {
     store.close(lock);
 }
 
-/// What leaves a cgroup is all its child's: to the parent no packet of it is one that belongs to no child.
+/// All traffic of the cgroup is the child's: the parent finds no packet that belongs to no child.
 #[test]
 fn root_a_parent_on_the_cgroup_of_its_child_has_no_traffic_of_its_own() {
     let Some(scene) = Scene::new("own-class") else { return };
