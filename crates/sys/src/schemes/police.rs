@@ -50,27 +50,32 @@ enum AttachPoint {
     Port,
 }
 
+/// Both directions, in the order of [`LINKS`].
+const BOTH: [Direction; 2] = [Direction::Egress, Direction::Ingress];
+
 /// Loads the programs of one place.
 fn load(
     storage: &mut MaybeUninit<OpenObject>,
     at: AttachPoint,
     exempts: bool,
 ) -> Result<skel::police::PoliceSkel<'_>, LimitError> {
-    load_with(storage, at, exempts, None)
+    load_with(storage, at, exempts, None, &BOTH)
 }
 
-/// The same with the maps of a limit that is there.
+/// The same with the maps of a limit that is there, or of some directions of a cgroup.
 fn load_with<'a>(
     storage: &'a mut MaybeUninit<OpenObject>,
     at: AttachPoint,
     exempts: bool,
     earlier: Option<&LimitMaps>,
+    directions: &[Direction],
 ) -> Result<skel::police::PoliceSkel<'a>, LimitError> {
     quiet_libbpf();
     let mut open =
         skel::police::PoliceSkelBuilder::default().open(storage).map_err(load_error("police"))?;
-    for program in [&mut open.progs.police_egress, &mut open.progs.police_ingress] {
-        program.set_autoload(at == AttachPoint::Cgroup);
+    let programs = [&mut open.progs.police_egress, &mut open.progs.police_ingress];
+    for (program, direction) in programs.into_iter().zip(BOTH) {
+        program.set_autoload(at == AttachPoint::Cgroup && directions.contains(&direction));
     }
     for program in [&mut open.progs.police_out, &mut open.progs.police_in] {
         program.set_autoload(at != AttachPoint::Cgroup);
@@ -130,17 +135,27 @@ impl Scheme for Police {
         cgroup_id: u64,
         options: &LimitOptions,
         _parent: Option<&LimitMaps>,
-        _programs: Programs,
+        programs: Programs,
     ) -> Result<Loaded, LimitError> {
         let limit = options.encode(cgroup_id)?;
+        let limited = [options.egress.is_some(), options.ingress.is_some()];
+        let needed = BOTH.into_iter().zip(limited);
+        let needed = needed.filter(|(_, is_limited)| programs == Programs::All || *is_limited);
+        let directions: Vec<_> = needed.map(|(direction, _)| direction).collect();
         let mut storage = MaybeUninit::uninit();
-        let police = load(&mut storage, AttachPoint::Cgroup, !options.exempt.is_empty())?;
+        let exempts = !options.exempt.is_empty();
+        let police = load_with(&mut storage, AttachPoint::Cgroup, exempts, None, &directions)?;
         let maps = maps(&police, &limit)?;
         maps.exempt(&options.exempt.prefixes)?;
-        let programs = vec![
-            (LINKS[0], bpf::keep(&police.progs.police_egress, "police_egress")?),
-            (LINKS[1], bpf::keep(&police.progs.police_ingress, "police_ingress")?),
-        ];
+        let program = |direction: &Direction| match direction {
+            Direction::Egress => {
+                Ok((LINKS[0], bpf::keep(&police.progs.police_egress, "police_egress")?))
+            }
+            Direction::Ingress => {
+                Ok((LINKS[1], bpf::keep(&police.progs.police_ingress, "police_ingress")?))
+            }
+        };
+        let programs = directions.iter().map(program).collect::<Result<_, LimitError>>()?;
         Ok(Loaded { maps, programs })
     }
 
@@ -160,8 +175,8 @@ impl Scheme for Police {
         // First: it may be refused.
         let in_xdp = options.police.hook == Hook::Xdp;
         let xdp = in_xdp.then(|| xdp::attach(target, &maps)).transpose()?;
-        let directions = [Direction::Egress, Direction::Ingress].into_iter();
-        let directions = directions.filter(|direction| !in_xdp || *direction == Direction::Egress);
+        let directions =
+            BOTH.into_iter().filter(|direction| !in_xdp || *direction == Direction::Egress);
         let hooked = attach(target, &police, directions)?;
         Ok(AttachedLimit { xdp, ..AttachedLimit::on_device(maps, hooked) })
     }
@@ -179,7 +194,7 @@ impl Scheme for Police {
             _ => AttachPoint::Device,
         };
         let mut storage = MaybeUninit::uninit();
-        let police = load_with(&mut storage, at, maps.exempt.is_some(), Some(maps))?;
+        let police = load_with(&mut storage, at, maps.exempt.is_some(), Some(maps), &BOTH)?;
         let programs = &police.progs;
         let program = |direction| match Side::of(direction, is_port) {
             _ if at == AttachPoint::Cgroup && direction == Direction::Egress => {
@@ -219,7 +234,8 @@ pub(crate) fn attach_ingress(
     limit: &LimitMaps,
 ) -> Result<device::Hooked, LimitError> {
     let mut storage = MaybeUninit::uninit();
-    let police = load_with(&mut storage, AttachPoint::Device, limit.exempt.is_some(), Some(limit))?;
+    let exempts = limit.exempt.is_some();
+    let police = load_with(&mut storage, AttachPoint::Device, exempts, Some(limit), &BOTH)?;
     attach(target, &police, [Direction::Ingress].into_iter())
 }
 
