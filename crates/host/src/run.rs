@@ -44,7 +44,7 @@ use tidegate_sys::{
     limit::{AttachedLimit, LimitError, LimitOptions},
     names::User,
     preflight::{PreflightError, preflight},
-    process::{Received, SignalQueue, SpawnError, process_group},
+    process::{Received, SignalQueue, SpawnError, Waiting, process_group},
     store::{PinnedLimit, Store, StoreError, is_above},
 };
 
@@ -181,6 +181,7 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
         None => current,
     };
     let group = Group::create(&hierarchy, base)?;
+    let waiting = prepare(options, &signals, &group)?;
     let limit = match &above {
         Some(above) => above.join(&group, options)?,
         None => options.limit,
@@ -192,7 +193,7 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
     let maps = above.as_ref().map(|above| above.limit.maps());
     let limit = AttachedLimit::attach(&hierarchy, &group.cgroup, &limit, maps)?;
 
-    let Ended { exit_code, elapsed_ns, swept } = command(options, &signals, &group)?;
+    let Ended { exit_code, elapsed_ns, swept } = command(waiting, &signals, &group)?;
 
     let mut warnings = Vec::new();
     let (name, path) = (group.name().to_owned(), group.cgroup.path().to_owned());
@@ -230,8 +231,9 @@ fn by_agent(options: &RunOptions) -> Result<Finished, RunError> {
     let group =
         Group::create(&hierarchy, current).map_err(|source| RunError::NoCgroup { path, source })?;
     let signals = SignalQueue::block(&FORWARDED.map(Signal::as_raw))?;
+    let waiting = prepare(options, &signals, &group)?;
     let limit = Asked::limit(&options.agent, group.cgroup.as_fd(), &options.given)?;
-    let Ended { exit_code, elapsed_ns, swept } = command(options, &signals, &group)?;
+    let Ended { exit_code, elapsed_ns, swept } = command(waiting, &signals, &group)?;
     let mut warnings = Vec::new();
     let report = limit.end(exit_code, elapsed_ns).unwrap_or_else(|e| {
         warnings.push(format!("the counters cannot be read: {e}"));
@@ -252,15 +254,24 @@ struct Ended {
     swept: mpsc::Receiver<usize>,
 }
 
-/// Runs the command in its cgroup.
-fn command(options: &RunOptions, signals: &SignalQueue, group: &Group) -> Result<Ended, RunError> {
+/// Has the process of the command wait in its cgroup, while the limit is put on.
+fn prepare(
+    options: &RunOptions,
+    signals: &SignalQueue,
+    group: &Group,
+) -> Result<Waiting, SpawnError> {
     let mut command = Command::new(&options.command);
     command.args(&options.arguments);
     if let Some(User { name, home, shell, .. }) = &options.user {
         command.envs([("USER", name), ("LOGNAME", name), ("HOME", home), ("SHELL", shell)]);
     }
+    signals.prepare(command, &group.cgroup, options.user.as_ref())
+}
+
+/// Runs the command in its cgroup.
+fn command(waiting: Waiting, signals: &SignalQueue, group: &Group) -> Result<Ended, RunError> {
     let started = monotonic_ns();
-    let child = signals.spawn(command, &group.cgroup, options.user.as_ref())?;
+    let child = waiting.start()?;
     let swept = sweep_aside(&group.hierarchy);
     let exit_code = attend(signals, child.id())?;
     Ok(Ended { exit_code, elapsed_ns: monotonic_ns() - started, swept })

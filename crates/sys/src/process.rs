@@ -9,15 +9,21 @@ use std::{
     fs, io,
     mem::MaybeUninit,
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd, RawFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::{fs::MetadataExt, process::CommandExt},
     },
+    panic::resume_unwind,
     process::{Child, Command},
     ptr,
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
-use rustix::process::{Gid, Uid};
+use rustix::{
+    io::Errno,
+    pipe::PipeFlags,
+    process::{Gid, Uid},
+};
 
 use crate::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
@@ -58,7 +64,7 @@ pub(crate) fn network_namespaces(hierarchy: &Hierarchy, cgroup: &Cgroup) -> Vec<
 }
 
 pub(crate) fn in_network_namespace(namespace: &OwnedFd, work: impl FnOnce() + Send) {
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         scope.spawn(|| {
             let kind = rustix::thread::LinkNameSpaceType::Network;
             if rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(kind)).is_ok() {
@@ -167,45 +173,95 @@ impl SignalQueue {
         Ok(Some(Received { signal, from_kernel: info.si_code == libc::SI_KERNEL }))
     }
 
-    /// Starts a command inside a cgroup, from its first instruction, with the signal mask that this process
-    /// had before [`SignalQueue::block`]. With a user it is run as that one, with all of its groups.
+    /// Has a process enter a cgroup, where it waits to become a command: with the signal mask that this process
+    /// had before [`SignalQueue::block`], and with a user as that one, with all of its groups. The kernel takes
+    /// some ten milliseconds for that, so whoever starts a command does other work meanwhile.
     ///
     /// # Errors
     /// [`SpawnError`].
-    pub fn spawn(
+    pub fn prepare(
         &self,
         mut command: Command,
         cgroup: &Cgroup,
         user: Option<&User>,
-    ) -> Result<Child, SpawnError> {
+    ) -> Result<Waiting, SpawnError> {
         let procs = cgroup.open_procs()?;
-        let (fd, mask) = (procs.as_raw_fd(), self.original);
+        let (wait, go) =
+            rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(|e| SpawnError::Fork(e.into()))?;
+        let mask = self.original;
         let user = user.map(|user| {
             let groups: Vec<_> = user.groups.iter().copied().map(Gid::from_raw).collect();
             (groups, Gid::from_raw(user.gid), Uid::from_raw(user.uid))
         });
-        // SAFETY: between fork and exec the closure makes only system calls (write, sigprocmask, setgroups,
-        // setresgid, setresuid; this child has one thread) and allocates nothing; `procs` is open until spawn
-        // returns.
+        let name = command.get_program().to_string_lossy().into_owned();
+        let parents = go.as_raw_fd();
+        // SAFETY: between fork and exec the closure makes only system calls (close, write, read, sigprocmask,
+        // setgroups, setresgid, setresuid; this child has one thread) and allocates nothing; the closure owns
+        // `procs` and `wait`, and the child has a descriptor `parents` of its own, which nothing else closes.
         unsafe {
             command.pre_exec(move || {
-                enter(fd, &mask)?;
+                libc::close(parents);
+                enter(&procs)?;
+                wait_for_word(&wait)?;
+                take_signals(&mask)?;
                 user.as_ref().map_or(Ok(()), |(groups, gid, uid)| become_user(groups, *gid, *uid))
             });
         }
-        let name = command.get_program().to_string_lossy().into_owned();
-        command.spawn().map_err(|source| match source.raw_os_error() {
+        let starter = thread::Builder::new().spawn(move || command.spawn());
+        let starter = starter.map_err(SpawnError::Fork)?;
+        Ok(Waiting { go: Some(go), starter: Some(starter), name, cgroup: cgroup.path().to_owned() })
+    }
+}
+
+/// A process that waits in its cgroup to become a command. It ends when this is dropped, or this process dies.
+#[derive(Debug)]
+pub struct Waiting {
+    go: Option<OwnedFd>,
+    starter: Option<JoinHandle<io::Result<Child>>>,
+    name: String,
+    cgroup: String,
+}
+
+impl Waiting {
+    /// Starts the command.
+    ///
+    /// # Errors
+    /// [`SpawnError`].
+    pub fn start(mut self) -> Result<Child, SpawnError> {
+        if let Some(go) = &self.go {
+            // Where the process is gone, its end says why.
+            let _ = rustix::io::write(go, b"0");
+        }
+        let started = self.join().unwrap_or_else(|| Err(io::ErrorKind::NotFound.into()));
+        let (name, cgroup) = (std::mem::take(&mut self.name), std::mem::take(&mut self.cgroup));
+        started.map_err(|source| match source.raw_os_error() {
             Some(code) if code >= USER_ERROR => {
                 SpawnError::User(io::Error::from_raw_os_error(code - USER_ERROR))
             }
             Some(code) if code >= ENTER_ERROR => SpawnError::Enter {
-                cgroup: cgroup.path().to_owned(),
+                cgroup,
                 source: io::Error::from_raw_os_error(code - ENTER_ERROR),
             },
             Some(libc::ENOENT) => SpawnError::NotFound(name),
             Some(libc::EAGAIN | libc::ENOMEM) => SpawnError::Fork(source),
             _ => SpawnError::NotExecutable { command: name, source },
         })
+    }
+
+    /// Waits until the process has become the command, or has ended.
+    fn join(&mut self) -> Option<io::Result<Child>> {
+        let ended = self.starter.take()?.join();
+        Some(ended.unwrap_or_else(|panic| resume_unwind(panic)))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.go = None;
+        // The cgroup can be removed when the process is gone. Where the command was started, there is none.
+        if let Some(Ok(mut child)) = self.join() {
+            let _ = child.wait();
+        }
     }
 }
 
@@ -218,16 +274,34 @@ fn become_user(groups: &[Gid], gid: Gid, uid: Uid) -> io::Result<()> {
     done.map_err(|e| io::Error::from_raw_os_error(USER_ERROR + e.raw_os_error()))
 }
 
-/// In the child: enters the cgroup whose `cgroup.procs` is open as `fd`, and takes its signals back.
-fn enter(fd: RawFd, mask: &libc::sigset_t) -> io::Result<()> {
-    // SAFETY: the buffer is one byte long and static; `fd` is open.
-    if unsafe { libc::write(fd, c"0".as_ptr().cast(), 1) } != 1 {
-        let code = io::Error::last_os_error().raw_os_error().unwrap_or(0);
-        return Err(io::Error::from_raw_os_error(ENTER_ERROR + code));
+/// In the child: enters the cgroup whose `cgroup.procs` this is.
+fn enter(procs: &impl AsFd) -> io::Result<()> {
+    let entered = rustix::io::write(procs, b"0");
+    entered.map_err(|e| io::Error::from_raw_os_error(ENTER_ERROR + e.raw_os_error()))?;
+    Ok(())
+}
+
+/// In the child: waits to be told to go on, or ends if nobody will do that.
+fn wait_for_word(wait: &OwnedFd) -> io::Result<()> {
+    loop {
+        match rustix::io::read(wait, &mut [0; 1]) {
+            // SAFETY: it does not return. An error would go to a process that may not be there.
+            Ok(0) => unsafe { libc::_exit(1) },
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
     }
+}
+
+/// In the child: takes its signals back, and those that have come meanwhile.
+fn take_signals(mask: &libc::sigset_t) -> io::Result<()> {
     // SAFETY: `mask` points to a signal set that pthread_sigmask has filled.
     if unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

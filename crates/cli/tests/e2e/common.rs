@@ -234,6 +234,16 @@ impl Place {
     }
 }
 
+/// The processes of a `tidegate run` in its cgroup that have become the command. Until the limit is there,
+/// one waits in it.
+pub fn started(group: &Cgroup) -> Vec<u32> {
+    let waits = |pid: &u32| {
+        let program = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        program.file_name().is_none_or(|name| name == "tidegate")
+    };
+    group.processes().unwrap_or_default().into_iter().filter(|pid| !waits(pid)).collect()
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         for path in self.hierarchy.find_below(self.group.path(), |_| true) {

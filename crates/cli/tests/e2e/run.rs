@@ -4,12 +4,13 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     process::Stdio,
+    time::Instant,
 };
 
 use rustix::process::Signal;
 
 use crate::{
-    common::{Guard, Objects, Place, refused, signal, text, wait_for},
+    common::{Guard, Objects, PATIENCE, Place, refused, signal, started, text, wait_for},
     need_root,
 };
 
@@ -104,8 +105,7 @@ fn root_run_leaves_nothing() {
     let (group, objects) = wait_for("the command under its limit", || {
         let group = place.run_group()?;
         let objects = Objects::on(&group);
-        let started = !group.processes().ok()?.is_empty();
-        (started && objects.is_whole()).then_some((group, objects))
+        (!started(&group).is_empty() && objects.is_whole()).then_some((group, objects))
     });
     drop(child.0.stdin.take());
     assert_eq!(child.exit_code(), 0);
@@ -118,11 +118,15 @@ fn root_run_leaves_nothing() {
 fn root_run_loads_no_program_for_a_direction_without_a_limit() {
     need_root!();
     let place = Place::new();
-    for (flags, links) in [(RATE, 2), (BOTH, 3)] {
+    const POLICE: &[&str] = &["--scheme", "police"];
+    for (rates, scheme, links) in
+        [(RATE, &[][..], 2), (BOTH, &[][..], 3), (RATE, POLICE, 1), (BOTH, POLICE, 2)]
+    {
+        let flags = &[rates, scheme].concat();
         let mut command = place.run(flags);
         let mut child = Guard(command.arg("cat").stdin(Stdio::piped()).spawn().unwrap());
         let group = wait_for("the command in its cgroup", || {
-            place.run_group().filter(|group| group.processes().is_ok_and(|all| !all.is_empty()))
+            place.run_group().filter(|group| !started(group).is_empty())
         });
         assert_eq!(Objects::on(&group).links(), links, "{flags:?}");
         drop(child.0.stdin.take());
@@ -139,7 +143,7 @@ fn root_run_killed_leaves_what_the_next_start_sweeps() {
     let (group, objects, pid) = wait_for("the command under its limit", || {
         let group = place.run_group()?;
         let objects = Objects::on(&group);
-        let pid = *group.processes().ok()?.first()?;
+        let pid = *started(&group).first()?;
         objects.is_whole().then_some((group, objects, pid))
     });
     signal(child.0.id(), Signal::KILL);
@@ -157,6 +161,30 @@ fn root_run_killed_leaves_what_the_next_start_sweeps() {
     wait_for("the sweep", || {
         assert!(place.run(RATE).arg("true").status().unwrap().success());
         (!group.absolute().exists()).then_some(())
+    });
+}
+
+/// The command's process waits in its cgroup while the programs are loaded.
+#[test]
+fn root_run_killed_before_the_command_starts_leaves_no_process() {
+    need_root!();
+    let place = Place::new();
+    let mut command = place.run(BOTH);
+    command.args(["sleep", "1000"]);
+    wait_for("a kill that comes before the command", || {
+        let mut child = Guard(command.spawn().unwrap());
+        let group = wait_for("a process in the cgroup", || {
+            place.run_group().filter(|group| group.processes().is_ok_and(|all| !all.is_empty()))
+        });
+        signal(child.0.id(), Signal::KILL);
+        child.exit_code();
+        let empty = || group.processes().unwrap().is_empty();
+        let came_first = wait_for("the end of the process, or the command", || {
+            (empty() || !started(&group).is_empty()).then(empty)
+        });
+        group.processes().unwrap().into_iter().for_each(|pid| signal(pid, Signal::KILL));
+        group.remove(Instant::now() + PATIENCE).unwrap();
+        came_first.then_some(())
     });
 }
 

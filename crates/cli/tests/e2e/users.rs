@@ -13,7 +13,7 @@ use tidegate_host::run::socket::{ANSWER_MAX, Answer, Asked, receive};
 use tidegate_sys::cgroup::Cgroup;
 
 use crate::{
-    common::{Guard, Objects, Place, refused, signal, text, wait_for},
+    common::{Guard, Objects, Place, refused, signal, started, text, wait_for},
     need_root,
 };
 
@@ -83,8 +83,7 @@ impl<'a> Bed<'a> {
         let (group, objects) = wait_for("the command under its limit", || {
             let group = self.place.run_group()?;
             let objects = Objects::on(&group);
-            let started = !group.processes().ok()?.is_empty();
-            (started && objects.is_whole()).then_some((group, objects))
+            (!started(&group).is_empty() && objects.is_whole()).then_some((group, objects))
         });
         (child, group, objects)
     }
