@@ -11,11 +11,11 @@ use std::{
 };
 
 use libbpf_rs::{
-    Program, ProgramAttachType, libbpf_sys,
-    query::{LinkInfoIter, LinkTypeInfo},
+    Program, libbpf_sys,
     skel::{OpenSkel, SkelBuilder},
 };
 use rustix::thread::CpuSet;
+use tidegate_sys::links::{self, On};
 
 use crate::skel;
 
@@ -125,14 +125,8 @@ pub fn mean_in_traffic(cgroup_id: u64, work: impl FnOnce()) -> Result<Duration, 
 
 /// The programs for what a cgroup sends that are attached to it by links, by the kernel's ids.
 pub(crate) fn on_egress(cgroup_id: u64) -> Vec<u32> {
-    let is_it = |info: &LinkTypeInfo| match info {
-        LinkTypeInfo::Cgroup(on) => {
-            on.cgroup_id == cgroup_id
-                && matches!(on.attach_type, ProgramAttachType::CgroupInetEgress)
-        }
-        _ => false,
-    };
-    LinkInfoIter::default().filter(|link| is_it(&link.info)).map(|link| link.prog_id).collect()
+    let wanted = On::Cgroup { id: cgroup_id, attach_type: libbpf_sys::BPF_CGROUP_INET_EGRESS };
+    links::all().filter(|link| link.on == wanted).map(|link| link.program).collect()
 }
 
 /// The kernel adds up what programs take as long as the descriptor is open.

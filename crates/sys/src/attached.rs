@@ -10,14 +10,16 @@ use std::{
 };
 
 use libbpf_rs::{
-    MapCore, MapHandle, Program, ProgramAttachType,
-    libbpf_sys::{bpf_prog_get_info_by_fd, bpf_prog_info},
-    query::{LinkInfoIter, LinkTypeInfo},
+    MapCore, MapHandle, Program,
+    libbpf_sys::{BPF_CGROUP_INET_EGRESS, bpf_prog_get_info_by_fd, bpf_prog_info},
 };
 
 use tidegate_core::scheme::SCHEMES;
 
-use crate::limit::{LimitMaps, slot_pool::slot_of};
+use crate::{
+    limit::{LimitMaps, slot_pool::slot_of},
+    links::{self, On},
+};
 
 /// Maps that a program of a limit has at most, constants included.
 const MAX_MAPS: usize = 32;
@@ -62,15 +64,14 @@ impl LimitMaps {
 #[must_use]
 pub fn attached(wanted: impl Fn(u64) -> bool) -> Vec<Attached> {
     let mut found = Vec::new();
-    for link in LinkInfoIter::default() {
-        let LinkTypeInfo::Cgroup(cgroup) = &link.info else { continue };
-        let egress = matches!(cgroup.attach_type, ProgramAttachType::CgroupInetEgress);
-        if !egress || !wanted(cgroup.cgroup_id) {
+    for link in links::all() {
+        let On::Cgroup { id: cgroup_id, attach_type } = link.on else { continue };
+        if attach_type != BPF_CGROUP_INET_EGRESS || !wanted(cgroup_id) {
             continue;
         }
-        let Some(maps) = maps_of(link.prog_id, cgroup.cgroup_id) else { continue };
+        let Some(maps) = maps_of(link.program, cgroup_id) else { continue };
         let Some(id) = maps.id() else { continue };
-        found.push(Attached { cgroup_id: cgroup.cgroup_id, id, maps });
+        found.push(Attached { cgroup_id, id, maps });
         if found.len() >= MAX_ATTACHED {
             break;
         }

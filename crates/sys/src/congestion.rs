@@ -32,18 +32,20 @@
 //! ends' cgroups are attached. If only one is, an attached client meets a listener that refuses ECN to a
 //! SYN with ECT, and an attached listener a client that does not ask: the connection runs Reno without ECN.
 
-use std::ffi::c_int;
 use std::fs;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use libbpf_rs::btf::{Btf, types::Struct};
-use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo, MapInfoIter};
+use libbpf_rs::query::MapInfoIter;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{ErrorKind, Link, MapCore, MapHandle, MapType, OpenObject, libbpf_sys};
+use libbpf_rs::{ErrorKind, Link, MapCore, MapHandle, MapType, OpenObject};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use crate::skel;
+use crate::{
+    links::{self, On},
+    skel,
+};
 
 /// The name under which our DCTCP is registered.
 pub const TG_DCTCP: &str = "tg_dctcp";
@@ -233,22 +235,14 @@ fn join(with_link: bool) -> Result<Option<Registration>, CongestionError> {
     if !with_link {
         return Ok(is_available(TG_DCTCP)?.then_some(Registration::Others));
     }
-    for link in LinkInfoIter::default() {
-        let LinkTypeInfo::StructOps(info) = &link.info else { continue };
+    let ours = links::all().find(|link| match link.on {
         // Whatever cannot be opened any more has just ended.
-        let Ok(map) = MapHandle::from_map_id(info.map_id) else { continue };
-        if map.name() != TG_DCTCP {
-            continue;
+        On::StructOps { map } => {
+            MapHandle::from_map_id(map).is_ok_and(|map| map.name() == TG_DCTCP)
         }
-        // SAFETY: takes a plain integer, returns a new descriptor or a negative error.
-        let fd: c_int = unsafe { libbpf_sys::bpf_link_get_fd_by_id(link.id) };
-        if fd >= 0 {
-            // SAFETY: the descriptor is new and nobody else's.
-            let link = unsafe { OwnedFd::from_raw_fd(fd) };
-            return Ok(Some(Registration::Link { _link: link }));
-        }
-    }
-    Ok(None)
+        _ => false,
+    });
+    Ok(ours.map(|link| Registration::Link { _link: link.into_fd() }))
 }
 
 /// Loads and registers our DCTCP; `None` when another process was faster.

@@ -44,6 +44,7 @@ pub mod gate;
 pub mod group;
 pub mod intf;
 pub mod limit;
+pub mod links;
 pub mod mounts;
 pub mod names;
 pub mod net;

@@ -15,11 +15,11 @@
 
 use std::fmt;
 
-use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 use tidegate_core::scheme::SCHEMES;
 
 use crate::{
     device,
+    links::{self, On},
     net::{
         NetError, Netlink,
         qdisc::{Filter, Handle},
@@ -208,10 +208,9 @@ fn hooked(netlink: &mut Netlink, ifindex: u32) -> Vec<Hooked> {
         }
     }
     if let Some(on_device) = xdp::on_device(ifindex) {
-        let is_xdp = |link: &LinkInfo| matches!(&link.info, LinkTypeInfo::Xdp(_));
-        let mut links = LinkInfoIter::default().filter(is_xdp);
-        let link = links.find(|link| link.prog_id == on_device.program);
-        found.extend(link.and_then(|link| ours(link.prog_id, At::Link(link.id))));
+        let mut links = links::all().filter(|link| link.on == On::Xdp);
+        let link = links.find(|link| link.program == on_device.program);
+        found.extend(link.and_then(|link| ours(link.program, At::Link(link.id))));
     }
     found
 }

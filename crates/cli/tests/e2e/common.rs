@@ -24,7 +24,8 @@ use tempfile::TempDir;
 use tidegate_sys::{
     bpffs::PrivateBpffs,
     cgroup::{Cgroup, Hierarchy},
-    libbpf_rs::query::{LinkInfoIter, LinkTypeInfo, ProgInfoIter, ProgInfoQueryOptions},
+    libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions},
+    links::{self, Link, On},
     store::Store,
 };
 
@@ -297,8 +298,7 @@ pub struct Objects {
 }
 
 impl Objects {
-    /// A walk over all links or programs ends early at one that another test is just making. So two walks
-    /// must agree.
+    /// A walk over all programs ends early at one that another test is just making. So two walks must agree.
     pub fn on(cgroup: &Cgroup) -> Objects {
         let mut before = Objects::walk(cgroup);
         wait_for("two walks that find the same objects", || {
@@ -310,11 +310,9 @@ impl Objects {
 
     fn walk(cgroup: &Cgroup) -> Objects {
         let mut objects = Objects::default();
-        for link in LinkInfoIter::default() {
-            if matches!(&link.info, LinkTypeInfo::Cgroup(c) if c.cgroup_id == cgroup.id()) {
-                objects.links.insert(link.id);
-                objects.programs.insert(link.prog_id);
-            }
+        for link in on_cgroup(cgroup) {
+            objects.links.insert(link.id);
+            objects.programs.insert(link.program);
         }
         let query = ProgInfoQueryOptions::default().include_map_ids(true);
         for program in ProgInfoIter::with_query_opts(query) {
@@ -341,7 +339,7 @@ impl Objects {
     /// Waits until no link is left: programs and maps may be others', too.
     pub fn wait_until_off(&self) {
         wait_for("the end of links", || {
-            (!LinkInfoIter::default().any(|link| self.links.contains(&link.id))).then_some(())
+            (!links::all().any(|link| self.links.contains(&link.id))).then_some(())
         });
     }
 
@@ -349,12 +347,17 @@ impl Objects {
     pub fn wait_until_gone(&self) {
         wait_for("the end of links, programs and maps", || {
             let maps = tidegate_sys::libbpf_rs::query::MapInfoIter::default();
-            let left = LinkInfoIter::default().any(|link| self.links.contains(&link.id))
+            let left = links::all().any(|link| self.links.contains(&link.id))
                 || ProgInfoIter::default().any(|program| self.programs.contains(&program.id))
                 || maps.into_iter().any(|map| self.maps.contains(&map.id));
             (!left).then_some(())
         });
     }
+}
+
+pub fn on_cgroup(cgroup: &Cgroup) -> impl Iterator<Item = Link> {
+    let cgroup = cgroup.id();
+    links::all().filter(move |link| matches!(link.on, On::Cgroup { id, .. } if id == cgroup))
 }
 
 pub fn entries(dir: &Path) -> Vec<String> {

@@ -27,8 +27,9 @@ use tidegate_sys::{
     cgroup::Cgroup,
     libbpf_rs::{
         MapHandle, Program,
-        query::{LinkInfoIter, LinkTypeInfo, ProgInfoIter, ProgInfoQueryOptions},
+        query::{ProgInfoIter, ProgInfoQueryOptions},
     },
+    links::{self, On},
 };
 
 use crate::{
@@ -48,8 +49,8 @@ fn number<T: std::str::FromStr>(name: &str) -> Option<T> {
 /// The maps and programs of limits on cgroups: how many, and the bytes that the kernel says of them.
 fn memory_of(groups: &[Cgroup]) -> (usize, u64) {
     let groups: BTreeSet<_> = groups.iter().map(Cgroup::id).collect();
-    let links = LinkInfoIter::default().filter_map(|link| match link.info {
-        LinkTypeInfo::Cgroup(c) if groups.contains(&c.cgroup_id) => Some(link.prog_id),
+    let links = links::all().filter_map(|link| match link.on {
+        On::Cgroup { id, .. } if groups.contains(&id) => Some(link.program),
         _ => None,
     });
     let programs: BTreeSet<_> = links.collect();

@@ -9,14 +9,10 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tidegate_sys::{
-    cgroup::Cgroup,
-    libbpf_rs::query::{LinkInfoIter, LinkTypeInfo},
-    store::Store,
-};
+use tidegate_sys::{cgroup::Cgroup, store::Store};
 
 use crate::{
-    common::{Guard, Objects, Place, entries, refused, skip, wait_for},
+    common::{Guard, Objects, Place, entries, on_cgroup, refused, skip, wait_for},
     need_root, tracer,
     traffic::{accept, sender},
 };
@@ -31,11 +27,7 @@ fn pattern(place: &Place, pattern: &str) -> String {
 }
 
 fn links_on(cgroup: &Cgroup) -> Vec<u32> {
-    let on = |id| {
-        LinkInfoIter::default()
-            .filter(move |link| matches!(&link.info, LinkTypeInfo::Cgroup(c) if c.cgroup_id == id))
-    };
-    on(cgroup.id()).map(|link| link.id).collect()
+    on_cgroup(cgroup).map(|link| link.id).collect()
 }
 
 pub fn show(place: &Place, name: &str) -> Value {
