@@ -33,7 +33,7 @@
 /* One share of an epoch, in time at the limit's rate. */
 static inline __attribute__((always_inline)) __u64 up_fair_ns(__u64 share, __u64 epoch_ns)
 {
-	return fs_min(epoch_ns, FS_MAX_EPOCH_NS) * (fs_min(share, FS_MAX_SHARE) >> 8) >> 16;
+	return fs_lesser(epoch_ns, FS_MAX_EPOCH_NS) * (fs_min(share, FS_MAX_SHARE) >> 8) >> 16;
 }
 
 /*

@@ -272,6 +272,12 @@ static __always_inline void claim(struct __sk_buff *skb, __u64 now)
 		socket->claimed_ns = now;
 }
 
+/* Whether the packet is of the limit's own class. */
+static __always_inline int is_own(const struct arrival *packet)
+{
+	return can_be_parent && packet->is_own;
+}
+
 /* Finds out where in the tree the packet belongs. */
 static __always_inline void find_place(struct __sk_buff *skb, const struct tg_queue *queue,
 				       struct arrival *packet)
@@ -552,14 +558,14 @@ static __always_inline int decide(struct __sk_buff *skb, const struct vq_conf *c
 	struct bounds most;
 	__u32 carry;
 
-	if (packet->needs_share && packet->is_own)
+	if (packet->needs_share && is_own(packet))
 		packet->reserved = reserve(skb, own_conf, own, packet, first + TG_OWN);
 	else if (packet->needs_share && !packet->is_parent)
 		packet->reserved = reserve(skb, conf, queue, packet, first);
 
 	verdict = judge(skb, packet, conf, queue);
 	most = packet->most;
-	if (packet->is_own && verdict < VQ_DROP_FULL) {
+	if (is_own(packet) && verdict < VQ_DROP_FULL) {
 		other = judge(skb, packet, own_conf, own);
 		verdict = other > verdict ? other : verdict;
 	}
@@ -569,14 +575,14 @@ static __always_inline int decide(struct __sk_buff *skb, const struct vq_conf *c
 		return verdict;
 	carry = c->carry;
 	packet->cost_ns = vq_cost_ns(conf, packet->bytes, &carry);
-	if (packet->is_own) {
+	if (is_own(packet)) {
 		packet->own_cost_ns = vq_time_ns(packet->bytes, own_conf->cost);
 		if (!charge_both(own_conf, own, packet, packet->own_cost_ns, 1))
 			goto full;
 		packet->most = most;
 	}
 	if (!charge(conf, queue, packet, packet->cost_ns, takes_part(packet))) {
-		if (packet->is_own)
+		if (is_own(packet))
 			refund(own, packet->unpaced, packet->own_cost_ns);
 		goto full;
 	}
@@ -600,17 +606,17 @@ static __always_inline void account(struct __sk_buff *skb, const struct tg_limit
 
 	if (has_parent)
 		parent = bpf_map_lookup_elem(&queues_of_limit_above, &key);
-	if (packet->paced && !packet->needs_share && packet->is_own)
+	if (packet->paced && !packet->needs_share && is_own(packet))
 		use(skb, own_conf, own, packet->bytes, direction + TG_OWN);
 	else if (packet->paced && !packet->needs_share && !packet->is_parent)
 		use(skb, conf, queue, packet->bytes, direction);
 	if (packet->bytes > VQ_SMALL_BYTES) {
-		if (packet->is_own)
+		if (is_own(packet))
 			tg_count_class(queue, own, 0);
 		if (parent)
 			tg_count_class(parent, queue, class);
 	}
-	if (packet->is_own) {
+	if (is_own(packet)) {
 		own_rate = own->cost_now ? own->rate_bit_s : rate;
 		if (turn(own_conf, own, packet, packet->own_cost_ns, own_rate)) {
 			tg_report(queue, own, packet->now);
@@ -693,10 +699,10 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	class = &limit->class[direction];
 	if (has_parent)
 		conf = config_now(queue, conf, class, &queue_now);
-	own_conf = packet.is_own ? config_now(own, conf, class, &own_now) : conf;
+	own_conf = is_own(&packet) ? config_now(own, conf, class, &own_now) : conf;
 	if (queue->cost != conf->cost)
 		follow_rate(conf, queue, packet.now);
-	if (packet.is_own && own->cost != own_conf->cost)
+	if (is_own(&packet) && own->cost != own_conf->cost)
 		follow_rate(own_conf, own, packet.now);
 	if (direction == TG_EGRESS) {
 		answers = begin(skb, sk, queue, packet.now, slot);

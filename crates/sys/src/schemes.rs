@@ -73,7 +73,7 @@ pub(crate) enum Pinning {
 pub(crate) enum Programs {
     /// The programs of both directions, so that its settings can be changed in place.
     All,
-    /// The programs that its settings need, as these will not change.
+    /// The programs that its settings need, as these will not change. No limit can be inside it.
     Needed,
 }
 

@@ -48,6 +48,7 @@ impl Scheme for Nrm {
             exempts: !options.exempt.is_empty(),
             // Connections wait for their turn on egress, whatever is limited.
             has_ingress: programs == Programs::All || options.ingress.is_some(),
+            can_be_parent: programs == Programs::All,
             ..Sharing::default()
         };
         load(sharing, |maps, _, programs| {
@@ -89,11 +90,20 @@ struct Sharing<'a> {
     slots: Option<Option<&'a MapHandle>>,
     /// Whether the program of ingress is loaded.
     has_ingress: bool,
+    /// Whether limits can be inside of it.
+    can_be_parent: bool,
 }
 
 impl Default for Sharing<'_> {
     fn default() -> Self {
-        Sharing { parent: None, exempts: false, earlier: None, slots: None, has_ingress: true }
+        Sharing {
+            parent: None,
+            exempts: false,
+            earlier: None,
+            slots: None,
+            has_ingress: true,
+            can_be_parent: true,
+        }
     }
 }
 
@@ -110,7 +120,7 @@ fn load<T>(
     let mut storage = MaybeUninit::uninit();
     let mut nrm = open_nrm(&mut storage, &sharing)?;
     make_maps(nrm.open_object_mut(), "nrm")?;
-    let Sharing { parent, exempts, slots, has_ingress, .. } = sharing;
+    let Sharing { parent, exempts, slots, has_ingress, can_be_parent, .. } = sharing;
     let handle = |map: &OpenMapMut<'_>| made_map(map, "nrm");
     let maps = LimitMaps {
         sockets: Some(handle(&nrm.maps.sockets_of_limit)?),
@@ -130,7 +140,8 @@ fn load<T>(
         (maps.sockets.as_ref(), maps.exempt.as_ref(), maps.parent.as_ref());
     let slots_there = slots.as_ref();
     let (nrm, tune) = std::thread::scope(|scope| {
-        let tune = scope.spawn(|| load_tune(shared, sockets, exempt, above, slots_there));
+        let tune =
+            scope.spawn(|| load_tune(shared, sockets, exempt, above, slots_there, can_be_parent));
         (nrm.load().map_err(load_error("nrm")), tune.join())
     });
     let (nrm, tune) = (nrm?, tune.unwrap_or_else(|panic| resume_unwind(panic))?);
@@ -149,6 +160,7 @@ fn load_tune(
     exempt: Option<&MapHandle>,
     parent: Option<&ParentMaps>,
     slots: Option<&MapHandle>,
+    can_be_parent: bool,
 ) -> Result<OwnedFd, LimitError> {
     let mut storage = MaybeUninit::uninit();
     let open = skel::tune::TuneSkelBuilder::default().open(&mut storage);
@@ -158,6 +170,7 @@ fn load_tune(
         let tick = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse);
         rodata.tick_ns = tick.tv_nsec as u64;
         rodata.is_pooled = u8::from(slots.is_some());
+        rodata.can_be_parent = u8::from(can_be_parent);
     }
     match slots {
         Some(slots) => reuse(&mut tune.maps.slots_of_cgroups, slots)?,
@@ -180,7 +193,7 @@ fn open_nrm<'a>(
     sharing: &Sharing<'_>,
 ) -> Result<skel::nrm::OpenNrmSkel<'a>, LimitError> {
     let mut open = skel::nrm::NrmSkelBuilder::default().open(storage).map_err(load_error("nrm"))?;
-    let Sharing { parent, exempts, earlier, slots, has_ingress } = sharing;
+    let Sharing { parent, exempts, earlier, slots, has_ingress, can_be_parent } = sharing;
     open.progs.nrm_ingress.set_autoload(*has_ingress);
     set_parent!(open, parent.as_ref(), "nrm");
     set_exempt!(open, *exempts, earlier.and_then(|maps| maps.exempt.as_ref()), "nrm");
@@ -211,6 +224,7 @@ fn open_nrm<'a>(
     }
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.flow_seed = random_seed();
+        rodata.can_be_parent = u8::from(*can_be_parent);
         if slots.is_some() {
             rodata.is_pooled = 1;
             rodata.set_shift = u64::BITS - sets.ilog2();
