@@ -37,7 +37,8 @@ pub use settings::Lease;
 
 impl AttachedLimit {
     /// Loads the programs of a limit and attaches them to the cgroup. One with a class takes its part of
-    /// `parent`, whose cgroup contains this one. Its directions stay as they are, and no limit can be inside it.
+    /// `parent`, whose cgroup contains this one. Its directions stay as they are, and no limit can be inside
+    /// it.
     ///
     /// # Errors
     /// [`LimitError`]; nothing is attached.

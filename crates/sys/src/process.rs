@@ -173,9 +173,9 @@ impl SignalQueue {
         Ok(Some(Received { signal, from_kernel: info.si_code == libc::SI_KERNEL }))
     }
 
-    /// Has a process enter a cgroup, where it waits to become a command: with the signal mask that this process
-    /// had before [`SignalQueue::block`], and with a user as that one, with all of its groups. The kernel takes
-    /// some ten milliseconds for that, so whoever starts a command does other work meanwhile.
+    /// Has a process enter a cgroup, where it waits to become a command: with the signal mask that this
+    /// process had before [`SignalQueue::block`], and with a user as that one, with all of its groups. The
+    /// kernel takes some ten milliseconds for that, so whoever starts a command does other work meanwhile.
     ///
     /// # Errors
     /// [`SpawnError`].
@@ -213,7 +213,8 @@ impl SignalQueue {
     }
 }
 
-/// A process that waits in its cgroup to become a command. It ends when this is dropped, or this process dies.
+/// A process that waits in its cgroup to become a command. It ends when this is dropped, or this process
+/// dies.
 #[derive(Debug)]
 pub struct Waiting {
     go: Option<OwnedFd>,
