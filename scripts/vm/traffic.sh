@@ -35,7 +35,11 @@ be_patient() {
 sender_up() {
 	net_up
 	systemd-run --unit sink ip netns exec peer socat -u TCP-LISTEN:9,reuseaddr,fork OPEN:/dev/null
+	# It restarts more often than systemd allows by default.
 	cat >/run/systemd/system/web.service <<-END
+		[Unit]
+		StartLimitIntervalSec=0
+
 		[Service]
 		ExecStart=/usr/bin/socat -u OPEN:/dev/zero TCP:10.98.0.2:9
 		Restart=always
