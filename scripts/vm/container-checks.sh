@@ -7,12 +7,14 @@
 #   user_name  a user's container is limited by its name, and restarts twenty times
 #   user_label a user's container brings its rate
 #   never      a container that does not come waits, and keeps nobody away
-#   away       the engine's socket goes away and comes back; the limit holds
+#   away       the engine's socket goes away and comes back; the limit holds. Docker's containers end and start with it
 #   wrong      one wrong limit of five: the other four are in force
 #   twice      of two limits on one container the first has it, and the other says so
 #   many       200 containers (40 on an emulated machine) with one label start as fast as they can, and share a limit
 #
-# Of Docker: name, label, away.
+# Of Docker: name, label, away, and
+#
+#   live       with `live-restore` containers go on without dockerd, and so does their limit
 #
 # A container runs on this machine's /usr and in its network, and sends to the peer without an end.
 set -uo pipefail
@@ -22,7 +24,7 @@ source "$here/checks.sh"
 source "$here/traffic.sh"
 
 checks=(name label user_name user_label never away wrong twice many)
-[ "$word" != docker ] || checks=(name label away)
+[ "$word" != docker ] || checks=(name label away live)
 prefix=$word
 # Who runs containers: root with Podman or Docker.
 root=of_podman
@@ -170,20 +172,37 @@ engine() {
 		'.agent.engines[$socket] // "" | startswith($word)' >/dev/null
 }
 
-check_away() {
-	local code=0 socket=/run/podman/podman.sock units=(podman.socket podman.service)
+# The engine's socket goes away and comes back. Containers go on meanwhile, or end with the engine, which starts them
+# again when it comes back (`end`).
+away() {
+	local code=0 count=1 socket=/run/podman/podman.sock units=(podman.socket podman.service)
 	[ "$word" != docker ] || socket=/run/docker.sock units=(docker.socket docker.service)
 	rule web 'container = "web"' >"$rules"
-	starts "$root" web --restart unless-stopped && until_true in_force web && mark && systemctl stop "${units[@]}" &&
-		until_true engine "$socket" away && in_force web && held || code=1
-	# Docker ends its containers when it ends, and starts them again.
-	((code)) || [ "$word" = docker ] || flows && held || code=1
+	starts "$root" web --restart unless-stopped && until_true in_force web && flows && mark web &&
+		systemctl stop "${units[@]}" && until_true engine "$socket" away || code=1
+	if [ "${1:-}" = end ]; then
+		count=2
+		((code == 0)) && until_true says web waiting || code=1
+	else
+		((code == 0)) && in_force web && flows && held || code=1
+	fi
 	systemctl start "${units[0]}"
 	[ "$word" != docker ] || systemctl start docker.service
-	((code)) || until_true engine "$socket" running && "$root" restart --time 0 web && flows &&
-		until_true in_force web && held 2 || code=1
+	((code == 0)) && until_true engine "$socket" running && until_true in_force web && flows &&
+		"$root" restart --time 0 web && flows && until_true in_force web && held "$count" && in_time web "$count" ||
+		code=1
 	gone "$root" web
 	return "$code"
+}
+
+check_away() {
+	if [ "$word" = docker ]; then away end; else away; fi
+}
+
+check_live() {
+	local settings=/etc/docker/daemon.json
+	jq '. + { "live-restore": true }' "$settings" >/run/settings && cp /run/settings "$settings" &&
+		systemctl reload docker.service && away
 }
 
 check_wrong() {

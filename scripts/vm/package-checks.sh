@@ -57,7 +57,8 @@ setup() {
 		unit net "Before=network.target" "After=network-pre.target" "Wants=network-pre.target" \
 			"DefaultDependencies=no" "[Service]" "Type=oneshot" "RemainAfterExit=yes" \
 			"ExecStart=/bin/bash $kept/main.sh network"
-		unit web "After=net.service" "[Service]" \
+		# It restarts more often than systemd allows by default.
+		unit web "After=net.service" "StartLimitIntervalSec=0" "[Service]" \
 			"ExecStart=/usr/bin/socat -u OPEN:/dev/zero TCP-LISTEN:80,reuseaddr,fork"
 		unit client "After=net.service" "[Service]" "ExecStart=/bin/bash $kept/main.sh downloads"
 		unit sink "After=net.service" "[Service]" \

@@ -8,12 +8,13 @@ rate_bit_s=1000000
 # What a limit lets through at once, and what a workload may send before its limit is on.
 burst_bytes=65536
 start_bytes=65536
-packet_bytes=1514
 
-# The link to the peer.
+# The link to the peer. The kernel sends nothing of its own by it: no ARP, with one address at both ends, and no IPv6.
 net_up() {
+	local both=(address 02:00:00:00:00:98 arp off)
 	ip netns add peer
-	ip link add tg0 type veth peer name tg1 netns peer
+	ip link add tg0 "${both[@]}" type veth peer name tg1 netns peer "${both[@]}"
+	echo 1 >/proc/sys/net/ipv6/conf/tg0/disable_ipv6
 	ip address add 10.98.0.1/24 dev tg0
 	ip -n peer address add 10.98.0.2/24 dev tg1
 	ip -n peer link set lo up
@@ -35,7 +36,11 @@ be_patient() {
 sender_up() {
 	net_up
 	systemd-run --unit sink ip netns exec peer socat -u TCP-LISTEN:9,reuseaddr,fork OPEN:/dev/null
+	# It restarts more often than systemd allows by default.
 	cat >/run/systemd/system/web.service <<-END
+		[Unit]
+		StartLimitIntervalSec=0
+
 		[Service]
 		ExecStart=/usr/bin/socat -u OPEN:/dev/zero TCP:10.98.0.2:9
 		Restart=always
@@ -51,28 +56,29 @@ sent() {
 	cat "/sys/class/net/tg0/statistics/tx_${1:-bytes}"
 }
 
-# Packets that a limit has counted and let through.
+# Bytes and packets that a limit has counted and let through.
 counted() {
-	tidegate status --json | jq "[.limits[] | select(.name == \"$1\").egress
-		| .pass_packets, .mark_packets, .slow_packets] | add // 0"
+	tidegate status --json | jq -r "[.limits[] | select(.name == \"$1\").egress]
+		| map(.pass_bytes + .mark_bytes + .slow_bytes), map(.pass_packets + .mark_packets + .slow_packets)
+		| add // 0" | xargs
 }
 
 # From here packets count, and those of a limit, if one is named.
-mark_s= mark_bytes= mark_packets= mark_counted=
+mark_s= mark_bytes= mark_packets= mark_counted_bytes= mark_counted_packets=
 mark() {
 	stop_traffic
 	mark_s=$(uptime_s) mark_bytes=$(sent) mark_packets=$(sent packets)
-	[ -z "${1:-}" ] || mark_counted=$(counted "$1")
+	[ -z "${1:-}" ] || read -r mark_counted_bytes mark_counted_packets <<<"$(counted "$1")"
 	go_on
 }
 
-# Nothing leaves by tg0 between these two.
+# Between these two nothing leaves by tg0, and no limit counts: what has no route reaches neither.
 stop_traffic() {
-	ip -n peer link set tg1 down
+	ip route add unreachable 10.98.0.2
 }
 
 go_on() {
-	ip -n peer link set tg1 up
+	ip route delete unreachable 10.98.0.2
 }
 
 sent_more_than() {
@@ -95,14 +101,17 @@ held() {
 	}'
 }
 
-# Since the mark of this limit no more packets have left without it than each of a number of starts may send.
+# Since the mark of this limit no more bytes have left without it than each of a number of starts may send. The limit
+# and the device count the same bytes of a packet.
 in_time() {
-	local name=$1 starts=$2 late
+	local name=$1 starts=$2 bytes packets
 	stop_traffic
-	late=$(($(sent packets) - mark_packets - ($(counted "$name") - mark_counted)))
+	read -r bytes packets <<<"$(counted "$name")"
+	bytes=$(($(sent) - mark_bytes - (bytes - mark_counted_bytes)))
+	packets=$(($(sent packets) - mark_packets - (packets - mark_counted_packets)))
 	go_on
-	echo "$late packets left before \`$name\` was on again, in $starts starts"
-	((late * packet_bytes <= starts * start_bytes))
+	echo "$bytes bytes in $packets packets left before \`$name\` was on again, in $starts starts"
+	((bytes <= starts * start_bytes))
 }
 
 # A limit of the store, and one of the agent's report.
