@@ -12,9 +12,9 @@ debian_sources() {
 	done
 }
 
-# The machine's proxies and time limits, as lines of apt.conf.
+# The machine's proxies and time limits, and what it checks of a mirror's dates, as lines of apt.conf.
 apt_settings() {
-	apt-config dump | grep -E '^Acquire::[a-z]+::(Proxy|Timeout)' || true
+	apt-config dump | grep -E '^Acquire::([a-z]+::(Proxy|Timeout)|Check-)' || true
 }
 
 # Makes the archive DIR/SUITE-KEY.tar of a root file system with some packages; KEY is a hash of what is in it. Its
