@@ -19,8 +19,8 @@ self=scripts/cross-root.sh
 work=$PWD/target/cross
 root=$work/root
 suite=trixie
-# Settings that cargo needs to find its downloads.
-settings='^CARGO_(BUILD_JOBS|INCREMENTAL|REGISTR|SOURCE_)'
+# Variables that a build inside needs as well: cargo finds its downloads by some of them.
+settings='^(CARGO_(BUILD_JOBS|INCREMENTAL|REGISTR|SOURCE_)|SOURCE_DATE_EPOCH=)'
 
 # What a build needs, as Debian calls it.
 packages_of() {
@@ -53,7 +53,6 @@ obstacle() {
 inside() {
 	local owner=$1 downloads=$2 name
 	shift 2
-	mount --make-rprivate /
 	mount -t proc proc "$root/proc"
 	mount --rbind /dev "$root/dev"
 	mkdir -p "$root/src" "$root/build"
@@ -82,15 +81,16 @@ build() {
 	local arch=$1 file=$2 packages why base downloads=${CARGO_HOME:-$HOME/.cargo} name variables
 	packages=$(packages_of "$arch")
 	why=$(obstacle)
+	if [ -z "$why" ]; then
+		debian_base "$work" "$suite $suite-backports" "$packages" \
+			--architectures="$(dpkg --print-architecture),arm64" \
+			--aptopt="APT::Default-Release \"$suite-backports\"" ||
+			why="mmdebstrap cannot make the root file system (target/cross/mmdebstrap.log)"
+	fi
 	if [ -n "$why" ]; then
 		echo "$arch: neither rustup nor Debian's packages have Rust for it here: $why" >&2
 		return 1
 	fi
-	debian_base "$work" "$suite $suite-backports" "$packages" --architectures="$(dpkg --print-architecture),arm64" \
-		--aptopt="APT::Default-Release \"$suite-backports\"" || {
-		echo "$arch: neither rustup nor Debian's packages have Rust for it here: $(tail -n 1 "$work/mmdebstrap.log")" >&2
-		return 1
-	}
 	"${CARGO:-cargo}" fetch --locked
 	mkdir -p "$work"/build/cargo/registry/{cache,index}
 	for name in config config.toml; do
