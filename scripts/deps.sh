@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs what is missing, after it said what and why. Silent, and off the network, if nothing is.
 #
-#   scripts/deps.sh GROUP...      groups: bench, build, fleet, fresh, kube, lab, lint, package, package-aarch64,
-#                                 vm, web
+#   scripts/deps.sh GROUP...      groups: bench, build, cross-aarch64, cross-root, fleet, fresh, kube, lab, lint,
+#                                 package, package-aarch64, vm, web
 #
 # Debian and Ubuntu: it installs with apt. Fedora and Arch: it prints the command with their names for the
 # packages, and ends with 1. Elsewhere it prints Debian's names, and ends with 1.
@@ -58,9 +58,11 @@ needs() {
 	package | bison | bison | bison | makes its parsers | command -v bison
 	package | gawk | gawk | gawk | makes its tables | command -v gawk
 	package | file | file | file | tells that the binary is static | command -v file
-	package-aarch64 | gcc-aarch64-linux-gnu | gcc-aarch64-linux-gnu | aarch64-linux-gnu-gcc | compiles for aarch64 | command -v aarch64-linux-gnu-gcc
-	package-aarch64 | libc6-dev-arm64-cross | glibc-arm-linux-gnu | aarch64-linux-gnu-glibc | the C library for aarch64 | test -e /usr/aarch64-linux-gnu/lib/libc.a
+	cross-aarch64 | gcc-aarch64-linux-gnu | gcc-aarch64-linux-gnu | aarch64-linux-gnu-gcc | compiles for aarch64 | command -v aarch64-linux-gnu-gcc
+	cross-aarch64 | libc6-dev-arm64-cross | glibc-arm-linux-gnu | aarch64-linux-gnu-glibc | the C library for aarch64 | test -e /usr/aarch64-linux-gnu/lib/libc.a
 	package-aarch64 | qemu-user-static | qemu-user-static | qemu-user-static | starts the binary for aarch64 | command -v qemu-aarch64-static
+	cross-root | mmdebstrap | mmdebstrap | mmdebstrap | makes the root file system that has Rust for aarch64 | command -v mmdebstrap
+	cross-root | debian-archive-keyring | debian-keyring | debian-archive-keyring | proves that its packages are Debian's | test -e /usr/share/keyrings/debian-archive-keyring.gpg
 	vm | qemu-system-x86 | qemu-system-x86-core | qemu-system-x86 | emulates the machines of make test-vm | command -v qemu-system-x86_64
 	vm | busybox-static | busybox | busybox | is the first process in them | command -v busybox
 	vm | file | file | file | tells virtme-ng what a kernel's file is | command -v file

@@ -17,6 +17,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PATH:/usr/sbin:/sbin"
+source scripts/debian.sh
 
 self=$PWD/scripts/fresh.sh
 work=$PWD/target/fresh
@@ -79,7 +80,7 @@ make_base() {
 		rm -f "$work"/base-*.tar
 		while read -r line; do
 			options+=(--aptopt="$line")
-		done < <(apt-config dump | grep -E '^Acquire::([a-z]+::(Proxy|Timeout)|Check-)' || true)
+		done < <(apt_settings)
 		mmdebstrap --quiet --format=tar --variant=minbase --include="$packages" "${options[@]}" \
 			"$(. /etc/os-release && echo "$VERSION_CODENAME")" "$base.new" - <<<"$lines"
 		mv "$base.new" "$base"

@@ -4,41 +4,35 @@
 #   scripts/package.sh DIR [ARCH...]      ARCH: x86_64 (default), aarch64
 #   scripts/package.sh deb BINARY DIR
 #   scripts/package.sh rpm BINARY DIR
+#   scripts/package.sh compile ARCH FILE
 #
 # `deb` and `rpm` pack a binary of this machine that is there, as a .deb, or as a .rpm and the release after it. The
-# tests install such packages.
+# tests install such packages. `compile` builds the binary alone, with the Rust that is here.
 #
 # The binary has libelf, zlib and the C library built in, and runs on any Linux that Tidegate supports. For another
-# architecture than this machine's it is built with Debian's cross compiler, and started once by qemu-user.
+# architecture than this machine's it is built with a cross compiler, and started once by qemu-user. Rust's standard
+# library for it comes from rustup. Where rustup cannot fetch it, Debian's Rust builds the binary (cross-root.sh).
 # The version is the workspace's, in Cargo.toml. cargo-deb and cargo-generate-rpm are installed if they are missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-
-form=packages
-if [[ "${1:-}" = @(deb|rpm) ]]; then
-	form=$1 binary=${2:?"a binary"}
-	shift 2
-fi
-out=${1:?"a directory for the packages"}
-shift
-[ $# -gt 0 ] || [ "$form" != packages ] || set -- x86_64
 
 host=$(uname -m)
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 # crates/cli/Cargo.toml names it.
 stage=target/package/stage
 built=$(scripts/target-dir.sh)
+# What rustup downloads is some 30 MB.
+limit_rustup=3m
 
 # As Debian and Docker call it.
 other_name() {
 	case "$1" in x86_64) echo amd64 ;; aarch64) echo arm64 ;; esac
 }
 
-# Builds the binary of an architecture, without its symbols, as DIR/tidegate-ARCH.
-build() {
-	local arch=$1 triple=$1-unknown-linux-gnu strip=strip linker
+# Builds the binary of an architecture with the Rust that is here, as a file without symbols.
+compile() {
+	local arch=$1 file=$2 triple=$1-unknown-linux-gnu strip=strip linker
 	if [ "$arch" != "$host" ]; then
-		rustup target add "$triple"
 		linker=CARGO_TARGET_$(tr a-z- A-Z_ <<<"$triple")_LINKER
 		export "$linker=$arch-linux-gnu-gcc"
 		strip=$arch-linux-gnu-strip
@@ -46,12 +40,36 @@ build() {
 	# With a target the flags are not for build scripts, which load libraries.
 	RUSTFLAGS="-C target-feature=+crt-static" "${CARGO:-cargo}" build --release --locked --bin tidegate \
 		--features static --target "$triple"
-	"$strip" -o "$out/tidegate-$arch" "$built/$triple/release/tidegate"
-	if ! file "$out/tidegate-$arch" | grep -Eq 'static(-pie|ally) linked'; then
-		echo "$out/tidegate-$arch is not static" >&2
+	"$strip" -o "$file" "$built/$triple/release/tidegate"
+}
+
+# Whether Rust's standard library for an architecture is here, or rustup fetches it.
+has_library() {
+	local triple=$1-unknown-linux-gnu
+	[ -d "$(rustc --print target-libdir --target "$triple")" ] || {
+		command -v rustup >/dev/null && scripts/bounded.sh "$limit_rustup" rustup target add "$triple"
+	}
+}
+
+# Builds the binary of an architecture as DIR/tidegate-ARCH, and starts it.
+build() {
+	local arch=$1 file=$out/tidegate-$1 start=()
+	if [ "$arch" = "$host" ]; then
+		compile "$arch" "$file"
+	elif has_library "$arch"; then
+		echo "$arch: building with this machine's Rust"
+		scripts/deps.sh "cross-$arch"
+		compile "$arch" "$file"
+	else
+		echo "$arch: rustup has no standard library for it here; building with Debian's Rust"
+		scripts/cross-root.sh "$arch" "$file"
+	fi
+	if ! file "$file" | grep -Eq 'static(-pie|ally) linked'; then
+		echo "$file is not static" >&2
 		return 1
 	fi
-	if [ "$arch" = "$host" ]; then "$out/tidegate-$arch" --version; else "qemu-$arch-static" "$out/tidegate-$arch" --version; fi
+	[ "$arch" = "$host" ] || start=("qemu-$arch-static")
+	"${start[@]}" "$file" --version
 }
 
 # Binaries of another architecture do not run here: this machine's prints their man pages.
@@ -121,6 +139,21 @@ make_packages() {
 	make_image "$arch"
 	rm -rf "$stage"
 }
+
+form=packages
+case "${1:-}" in
+compile)
+	compile "${2:?"an architecture"}" "${3:?"a file"}"
+	exit 0
+	;;
+deb | rpm)
+	form=$1 binary=${2:?"a binary"}
+	shift 2
+	;;
+esac
+out=${1:?"a directory for the packages"}
+shift
+[ $# -gt 0 ] || [ "$form" != packages ] || set -- x86_64
 
 groups=(build package)
 [ "$form" = packages ] || groups=(build)

@@ -7,6 +7,7 @@
 # may be left. Needs root, for chroot.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/debian.sh
 
 # As root: the package in a root made of an archive.
 inside() {
@@ -23,7 +24,7 @@ inside() {
 	for name in /etc/resolv.conf /etc/hosts; do
 		[ ! -e "$name" ] || cp --dereference "$name" "$root$name"
 	done
-	apt-config dump | grep -E '^Acquire::([a-z]+::(Proxy|Timeout)|Check-)' >"$root/etc/apt/apt.conf.d/99host" || true
+	apt_settings >"$root/etc/apt/apt.conf.d/99host"
 	chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive \
 		bash -euo pipefail -s <<-'END'
 		fail() {

@@ -61,6 +61,7 @@ quick=(
 	root_run_brings_dctcp
 )
 
+source scripts/debian.sh
 source scripts/vm/kernels.sh
 source scripts/vm/systemd.sh
 source scripts/vm/captures.sh

@@ -16,22 +16,6 @@ not_by_count=(6.1)
 # A kernel that is not up on KVM by then hangs. Where KVM works it takes some seconds.
 limit_probe=30
 
-# Lines of sources.list for suites of Debian, from the mirror that this machine's own apt has.
-debian_sources() {
-	local mirror suite
-	mirror=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN) $(RELEASE)' 'Created-By: Packages' |
-		awk '$2 == "Debian" && $3 !~ /-/ { print $1; exit }')
-	[ -n "$mirror" ] || return 1
-	for suite in "$@"; do
-		echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main"
-	done
-}
-
-# The machine's proxies and time limits, as lines of apt.conf.
-apt_settings() {
-	apt-config dump | grep -E '^Acquire::[a-z]+::(Proxy|Timeout)' || true
-}
-
 # apt with a configuration, lists and a cache of its own.
 private_apt() {
 	[ -z "${APT_CONFIG:-}" ] || return 0

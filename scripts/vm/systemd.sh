@@ -37,24 +37,13 @@ image_suite() {
 
 # The root file system as an archive; its path is in `base`.
 make_base() {
-	local suite key partial=$vm/systemd/partial.tar
+	local suite
 	suite=$(image_suite)
 	[ "$suite" = bookworm ] || image_packages+=(docker-cli)
-	key=$(echo "$suite ${image_packages[*]}" | sha256sum | cut -c 1-12)
-	base=$vm/systemd/$suite-$key.tar
-	[ ! -e "$base" ] || return 0
-	debian_sources "$suite" >"$vm/systemd/sources.list" || return 1
-	apt_settings >"$vm/systemd/apt.conf"
-	echo "Making a root file system of Debian $suite (${image_packages[*]})"
-	# What can be made anew need not reach the disk at each step.
-	scripts/as-root.sh env --unset APT_CONFIG mmdebstrap --quiet --variant=minbase \
-		--include="$(IFS=,; echo "${image_packages[*]}")" \
-		--aptopt="$vm/systemd/apt.conf" --dpkgopt=force-unsafe-io \
+	debian_base "$vm/systemd" "$suite" "${image_packages[*]}" \
 		--customize-hook='cd "$1/lib/systemd/system" && for unit in docker.service docker.socket containerd.service; do
 			[ ! -e "$unit" ] || chroot "$1" systemctl disable "$unit"
-		done' \
-		"$suite" "$partial" "$vm/systemd/sources.list" >"$vm/systemd/mmdebstrap.log" 2>&1 || return 1
-	mv "$partial" "$base"
+		done'
 }
 
 # As root: a disk of that archive, with what runs the checks, and what the function named first installs.
