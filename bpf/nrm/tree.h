@@ -19,8 +19,8 @@
 #include "common/queues_map.h"
 
 /*
- * Whether limits can be inside this one. In none of those that end with a process: the verifier then
- * leaves out what is for these, and takes a third less time.
+ * Whether limits can be inside this one. In none of those that end with a process: the verifier
+ * then leaves out what is for these, and takes a third less time.
  */
 const volatile __u8 can_be_parent = 1;
 /* Whether the limit has a parent; without one the parent's maps do not exist. */
