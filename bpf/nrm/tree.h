@@ -20,7 +20,7 @@
 
 /*
  * Whether limits can be inside this one. In none of those that end with a process: the verifier
- * then leaves out what is for these, and takes a third less time.
+ * then leaves out what is for these.
  */
 const volatile __u8 can_be_parent = 1;
 /* Whether the limit has a parent; without one the parent's maps do not exist. */
