@@ -191,7 +191,7 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
         .map(|control| congestion::attach_to_cgroup(group.cgroup.as_fd(), control.name()))
         .transpose()?;
     let maps = above.as_ref().map(|above| above.limit.maps());
-    let limit = AttachedLimit::attach(&hierarchy, &group.cgroup, &limit, maps)?;
+    let limit = AttachedLimit::attach_new(&hierarchy, &group.cgroup, &limit, maps)?;
 
     let Ended { exit_code, elapsed_ns, swept } = command(waiting, &signals, &group)?;
 
@@ -231,8 +231,9 @@ fn by_agent(options: &RunOptions) -> Result<Finished, RunError> {
     let group =
         Group::create(&hierarchy, current).map_err(|source| RunError::NoCgroup { path, source })?;
     let signals = SignalQueue::block(&FORWARDED.map(Signal::as_raw))?;
-    let waiting = prepare(options, &signals, &group)?;
     let limit = Asked::limit(&options.agent, group.cgroup.as_fd(), &options.given)?;
+    // Not before: the agent looks for the sockets of a process that is there.
+    let waiting = prepare(options, &signals, &group)?;
     let Ended { exit_code, elapsed_ns, swept } = command(waiting, &signals, &group)?;
     let mut warnings = Vec::new();
     let report = limit.end(exit_code, elapsed_ns).unwrap_or_else(|e| {

@@ -37,8 +37,7 @@ pub use settings::Lease;
 
 impl AttachedLimit {
     /// Loads the programs of a limit and attaches them to the cgroup. One with a class takes its part of
-    /// `parent`, whose cgroup contains this one. Its directions stay as they are, and no limit can be inside
-    /// it.
+    /// `parent`, whose cgroup contains this one.
     ///
     /// # Errors
     /// [`LimitError`]; nothing is attached.
@@ -48,12 +47,26 @@ impl AttachedLimit {
         options: &LimitOptions,
         parent: Option<&LimitMaps>,
     ) -> Result<AttachedLimit, LimitError> {
-        let attached = Self::load(hierarchy, cgroup, options, parent, Programs::Needed)?;
+        let attached = Self::load(hierarchy, cgroup, options, parent, Programs::All)?;
         attached.maps.adopt(hierarchy, cgroup, Adopt::Take)?;
         Ok(attached)
     }
 
-    /// The same, but for the sockets that exist.
+    /// The same for a cgroup in which no socket was made yet, with as few programs as that needs: its
+    /// directions stay as they are, and no limit can be inside it.
+    ///
+    /// # Errors
+    /// [`LimitError`]; nothing is attached.
+    pub fn attach_new(
+        hierarchy: &Hierarchy,
+        cgroup: &Cgroup,
+        options: &LimitOptions,
+        parent: Option<&LimitMaps>,
+    ) -> Result<AttachedLimit, LimitError> {
+        Self::load(hierarchy, cgroup, options, parent, Programs::Needed)
+    }
+
+    /// The same, with these programs.
     pub(crate) fn load(
         hierarchy: &Hierarchy,
         cgroup: &Cgroup,

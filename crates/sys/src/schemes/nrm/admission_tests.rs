@@ -265,8 +265,7 @@ fn root_a_parent_does_not_drop_the_answers_of_its_child() {
     let rate = Rate::from_bit_s(5_000_000).unwrap();
     let queue = Some(VirtualQueueOptions::new(rate));
     let mut options = LimitOptions { egress: queue, loopback: true, ..LimitOptions::default() };
-    let group = &nest.groups[0];
-    let parent = AttachedLimit::load(hierarchy, group, &options, None, Programs::All).unwrap();
+    let parent = AttachedLimit::attach(hierarchy, &nest.groups[0], &options, None).unwrap();
     options.class = Some(Class { guarantee: None, weight: 50 });
     let above = Some(parent.maps());
     let child = AttachedLimit::attach(hierarchy, &nest.groups[1], &options, above).unwrap();

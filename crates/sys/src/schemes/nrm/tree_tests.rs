@@ -68,8 +68,7 @@ fn root_limits_load_inside_each_other() {
     let nest = Nest::new("tree", 3);
     let attach = |at: usize, options: &LimitOptions, parent: Option<&AttachedLimit>| {
         let parent = parent.map(AttachedLimit::maps);
-        let (hierarchy, group) = (&nest.hierarchy, &nest.groups[at]);
-        AttachedLimit::load(hierarchy, group, options, parent, Programs::All).unwrap()
+        AttachedLimit::attach(&nest.hierarchy, &nest.groups[at], options, parent).unwrap()
     };
     for scheme in [Scheme::Pace, Scheme::Nrm] {
         let guarantee = Rate::from_bit_s(10_000_000);
