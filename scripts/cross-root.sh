@@ -19,6 +19,9 @@ self=scripts/cross-root.sh
 work=$PWD/target/cross
 root=$work/root
 suite=trixie
+# The headers of a kernel as new as that of the backports do not fit libbpf's own on arm64: 7.3 has __u128 in
+# asm/sigcontext.h.
+pins="Package: linux-libc-dev*\nPin: release n=$suite-backports\nPin-Priority: -1\n"
 # Variables that a build inside needs as well: cargo finds its downloads by some of them.
 settings='^(CARGO_(BUILD_JOBS|INCREMENTAL|REGISTR|SOURCE_)|SOURCE_DATE_EPOCH=)'
 
@@ -84,7 +87,8 @@ build() {
 	if [ -z "$why" ]; then
 		debian_base "$work" "$suite $suite-backports" "$packages" \
 			--architectures="$(dpkg --print-architecture),arm64" \
-			--aptopt="APT::Default-Release \"$suite-backports\"" ||
+			--aptopt="APT::Default-Release \"$suite-backports\"" \
+			--setup-hook="printf '$pins' >\"\$1/etc/apt/preferences.d/pins\"" ||
 			why="mmdebstrap cannot make the root file system (target/cross/mmdebstrap.log)"
 	fi
 	if [ -n "$why" ]; then
