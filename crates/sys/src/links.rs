@@ -61,7 +61,11 @@ fn open(id: u32) -> Option<Link> {
     // SAFETY: the call takes a number and returns a new descriptor or a negative error.
     let fd = unsafe { bpf_link_get_fd_by_id(id) };
     // SAFETY: the descriptor is new and nobody else's.
-    let fd = (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })?;
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) }).and_then(of)
+}
+
+/// A link that is open.
+fn of(fd: OwnedFd) -> Option<Link> {
     // SAFETY: the struct is integers and addresses, for which all zeros is a value.
     let mut info: bpf_link_info = unsafe { mem::zeroed() };
     let mut len = size_of::<bpf_link_info>() as u32;

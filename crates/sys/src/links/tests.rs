@@ -32,10 +32,6 @@ fn root_a_link_is_found_while_another_one_is_made() {
     let loaded = scheme.load(0, &options, None, Programs::Needed).unwrap();
     let (_, program) = &loaded.programs[0];
     let attach = |at: usize| bpf::attach(program.as_fd(), LINKS[0], &nest.groups[at]).unwrap();
-    let found = |at: usize| {
-        let id = nest.groups[at].id();
-        all().filter(|link| matches!(link.on, On::Cgroup { id: on, .. } if on == id)).count()
-    };
 
     let ends = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -45,11 +41,11 @@ fn root_a_link_is_found_while_another_one_is_made() {
             }
         });
         let missed = (0..ROUNDS).find(|_| {
-            let _link = attach(0);
-            found(0) != 1
+            let link = of(attach(0)).unwrap();
+            assert!(matches!(link.on, On::Cgroup { id, .. } if id == nest.groups[0].id()));
+            !all().any(|found| found.id == link.id)
         });
         ends.store(true, Ordering::Relaxed);
         assert_eq!(missed, None);
     });
-    assert_eq!(found(0), 0);
 }
