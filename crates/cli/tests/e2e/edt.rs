@@ -240,17 +240,26 @@ impl Bed {
         self.drive(command, order)
     }
 
+    /// Again if the machine stopped the sender so often that nothing can be said of a rate.
     fn drive(&self, mut command: Command, order: &str) -> Traffic {
-        let mut traffic = self.watch(|| {
-            let output = command.env(HELPER, order).output().unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            String::from_utf8(output.stdout).unwrap()
-        });
+        /// In so many runs the machine may.
+        const RUNS: usize = 4;
         // What waits in sockets and queues when the sender ends leaves without the limit of its `run`: only
         // the time before counts, less half a second that the sender may have begun earlier.
         let seconds: usize = order.split(' ').next().and_then(|word| word.parse().ok()).unwrap();
-        traffic.bins.truncate(seconds * 10 - 5);
-        traffic
+        let bins = seconds * 10 - 5;
+        let mut run = || {
+            let mut traffic = self.watch(|| {
+                let output = command.env(HELPER, order).output().unwrap();
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                String::from_utf8(output.stdout).unwrap()
+            });
+            traffic.bins.truncate(bins);
+            traffic
+        };
+        let earlier =
+            (1..RUNS).find_map(|_| Some(run()).filter(|traffic| traffic.flows_for(bins.min(10))));
+        earlier.unwrap_or_else(run)
     }
 
     /// What arrives while somebody does what is ordered, and tells the probe's times.
@@ -290,6 +299,11 @@ impl Traffic {
     /// The mean rate.
     pub fn bit_s(&self) -> f64 {
         self.bytes() as f64 * 80.0 / self.bins.len() as f64
+    }
+
+    /// Whether something came in each of so many tenths of a second on end.
+    fn flows_for(&self, bins: usize) -> bool {
+        self.bins.split(|bytes| *bytes == 0).any(|part| part.len() >= bins)
     }
 
     /// The rate of the busiest second. A machine that stalls for a while does not change it.
