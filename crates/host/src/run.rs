@@ -44,7 +44,7 @@ use tidegate_sys::{
     limit::{AttachedLimit, LimitError, LimitOptions},
     names::User,
     preflight::{PreflightError, preflight},
-    process::{Received, SignalQueue, SpawnError, Waiting, process_group},
+    process::{Prepared, Received, SignalQueue, SpawnError, process_group},
     store::{PinnedLimit, Store, StoreError, is_above},
 };
 
@@ -181,7 +181,7 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
         None => current,
     };
     let group = Group::create(&hierarchy, base)?;
-    let waiting = prepare(options, &signals, &group)?;
+    let prepared = prepare(options, &signals, &group)?;
     let limit = match &above {
         Some(above) => above.join(&group, options)?,
         None => options.limit,
@@ -193,7 +193,7 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
     let maps = above.as_ref().map(|above| above.limit.maps());
     let limit = AttachedLimit::attach_new(&hierarchy, &group.cgroup, &limit, maps)?;
 
-    let Ended { exit_code, elapsed_ns, swept } = command(waiting, &signals, &group)?;
+    let Ended { exit_code, elapsed_ns, swept } = command(prepared, &signals, &group)?;
 
     let mut warnings = Vec::new();
     let (name, path) = (group.name().to_owned(), group.cgroup.path().to_owned());
@@ -233,8 +233,8 @@ fn by_agent(options: &RunOptions) -> Result<Finished, RunError> {
     let signals = SignalQueue::block(&FORWARDED.map(Signal::as_raw))?;
     let limit = Asked::limit(&options.agent, group.cgroup.as_fd(), &options.given)?;
     // Not before: the agent looks for the sockets of a process that is there.
-    let waiting = prepare(options, &signals, &group)?;
-    let Ended { exit_code, elapsed_ns, swept } = command(waiting, &signals, &group)?;
+    let prepared = prepare(options, &signals, &group)?;
+    let Ended { exit_code, elapsed_ns, swept } = command(prepared, &signals, &group)?;
     let mut warnings = Vec::new();
     let report = limit.end(exit_code, elapsed_ns).unwrap_or_else(|e| {
         warnings.push(format!("the counters cannot be read: {e}"));
@@ -260,7 +260,7 @@ fn prepare(
     options: &RunOptions,
     signals: &SignalQueue,
     group: &Group,
-) -> Result<Waiting, SpawnError> {
+) -> Result<Prepared, SpawnError> {
     let mut command = Command::new(&options.command);
     command.args(&options.arguments);
     if let Some(User { name, home, shell, .. }) = &options.user {
@@ -270,9 +270,9 @@ fn prepare(
 }
 
 /// Runs the command in its cgroup.
-fn command(waiting: Waiting, signals: &SignalQueue, group: &Group) -> Result<Ended, RunError> {
+fn command(prepared: Prepared, signals: &SignalQueue, group: &Group) -> Result<Ended, RunError> {
     let started = monotonic_ns();
-    let child = waiting.start()?;
+    let child = prepared.start()?;
     let swept = sweep_aside(&group.hierarchy);
     let exit_code = attend(signals, child.id())?;
     Ok(Ended { exit_code, elapsed_ns: monotonic_ns() - started, swept })

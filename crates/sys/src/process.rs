@@ -184,7 +184,7 @@ impl SignalQueue {
         mut command: Command,
         cgroup: &Cgroup,
         user: Option<&User>,
-    ) -> Result<Waiting, SpawnError> {
+    ) -> Result<Prepared, SpawnError> {
         let procs = cgroup.open_procs()?;
         let (wait, go) =
             rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(|e| SpawnError::Fork(e.into()))?;
@@ -209,21 +209,26 @@ impl SignalQueue {
         }
         let starter = thread::Builder::new().spawn(move || command.spawn());
         let starter = starter.map_err(SpawnError::Fork)?;
-        Ok(Waiting { go: Some(go), starter: Some(starter), name, cgroup: cgroup.path().to_owned() })
+        Ok(Prepared {
+            go: Some(go),
+            starter: Some(starter),
+            name,
+            cgroup: cgroup.path().to_owned(),
+        })
     }
 }
 
 /// A process that waits in its cgroup to become a command. It ends when this is dropped, or this process
 /// dies.
 #[derive(Debug)]
-pub struct Waiting {
+pub struct Prepared {
     go: Option<OwnedFd>,
     starter: Option<JoinHandle<io::Result<Child>>>,
     name: String,
     cgroup: String,
 }
 
-impl Waiting {
+impl Prepared {
     /// Starts the command.
     ///
     /// # Errors
@@ -256,7 +261,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for Prepared {
     fn drop(&mut self) {
         self.go = None;
         // The cgroup can be removed when the process is gone. Where the command was started, there is none.

@@ -17,7 +17,7 @@ fn root_a_command_waits_in_its_cgroup_and_ends_if_it_is_not_started() {
     let signals = SignalQueue::block(&[libc::SIGTERM]).unwrap();
     let prepare = |program: &str| signals.prepare(Command::new(program), group, None).unwrap();
 
-    let waiting = prepare("true");
+    let prepared = prepare("true");
     let deadline = Instant::now() + PATIENCE;
     let process = loop {
         if let [process] = group.processes().unwrap()[..] {
@@ -28,7 +28,7 @@ fn root_a_command_waits_in_its_cgroup_and_ends_if_it_is_not_started() {
     };
     let program = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).unwrap();
     assert_eq!(program(process), program(std::process::id()), "the command has not begun");
-    drop(waiting);
+    drop(prepared);
     assert!(group.processes().unwrap().is_empty());
 
     assert!(prepare("true").start().unwrap().wait().unwrap().success());
