@@ -300,8 +300,14 @@ fn wait_for_word(wait: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// In the child: takes its signals back, and those that have come meanwhile.
+/// In the child: takes its signals back, and those that have come meanwhile. But a stop from the terminal is
+/// dropped: it would stop the child before it is the command, while its parent waits for that.
 fn take_signals(mask: &libc::sigset_t) -> io::Result<()> {
+    // SAFETY: what is ignored is not pending; then the disposition is as before, and needs no handler.
+    unsafe {
+        let before = libc::signal(libc::SIGTSTP, libc::SIG_IGN);
+        libc::signal(libc::SIGTSTP, before);
+    }
     // SAFETY: `mask` points to a signal set that pthread_sigmask has filled.
     if unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, ptr::null_mut()) } != 0 {
         return Err(io::Error::last_os_error());

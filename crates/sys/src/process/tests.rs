@@ -1,4 +1,6 @@
-use std::{thread, time::Instant};
+use std::{sync::mpsc, thread, time::Instant};
+
+use rustix::process::Pid;
 
 use super::*;
 use crate::schemes::nrm::tree_tests::Nest;
@@ -14,18 +16,21 @@ fn root_a_command_waits_in_its_cgroup_and_ends_if_it_is_not_started() {
     }
     let nest = Nest::new("waits", 1);
     let group = &nest.groups[0];
-    let signals = SignalQueue::block(&[libc::SIGTERM]).unwrap();
+    let signals = SignalQueue::block(&[libc::SIGTERM, libc::SIGTSTP]).unwrap();
     let prepare = |program: &str| signals.prepare(Command::new(program), group, None).unwrap();
 
-    let prepared = prepare("true");
-    let deadline = Instant::now() + PATIENCE;
-    let process = loop {
-        if let [process] = group.processes().unwrap()[..] {
-            break process;
+    let entered = || {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let [process] = group.processes().unwrap()[..] {
+                break process;
+            }
+            assert!(Instant::now() < deadline, "nothing entered the cgroup");
+            thread::sleep(Duration::from_millis(1));
         }
-        assert!(Instant::now() < deadline, "nothing entered the cgroup");
-        thread::sleep(Duration::from_millis(1));
     };
+    let prepared = prepare("true");
+    let process = entered();
     let program = |pid: u32| fs::read_link(format!("/proc/{pid}/exe")).unwrap();
     assert_eq!(program(process), program(std::process::id()), "the command has not begun");
     drop(prepared);
@@ -37,5 +42,14 @@ fn root_a_command_waits_in_its_cgroup_and_ends_if_it_is_not_started() {
         matches!(&error, SpawnError::NotFound(name) if name == "no-such-command-at-all"),
         "{error}"
     );
+
+    // A key of the terminal that comes too early stops nobody who could not be waked again.
+    let prepared = prepare("true");
+    let process = Pid::from_raw(entered().try_into().unwrap()).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::TSTP).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(prepared.start()));
+    let mut child = receiver.recv_timeout(PATIENCE).expect("the command starts").unwrap();
+    assert!(child.wait().unwrap().success());
     signals.restore();
 }
