@@ -14,7 +14,7 @@ use libbpf_rs::libbpf_sys::{
     bpf_link_get_info_by_fd, bpf_link_get_next_id, bpf_link_info,
 };
 
-/// What a link holds its program on.
+/// The hook or object to which a link attaches its program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum On {
     Cgroup {
@@ -40,7 +40,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// What keeps it: it is there as long as this is.
+    /// The link's descriptor. The link exists at least as long as this is open.
     pub(crate) fn into_fd(self) -> OwnedFd {
         self.fd
     }

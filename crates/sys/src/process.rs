@@ -202,7 +202,7 @@ impl SignalQueue {
             command.pre_exec(move || {
                 libc::close(parents);
                 enter(&procs)?;
-                wait_for_word(&wait)?;
+                wait_for_start(&wait)?;
                 take_signals(&mask)?;
                 user.as_ref().map_or(Ok(()), |(groups, gid, uid)| become_user(groups, *gid, *uid))
             });
@@ -287,8 +287,8 @@ fn enter(procs: &impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// In the child: waits to be told to go on, or ends if nobody will do that.
-fn wait_for_word(wait: &OwnedFd) -> io::Result<()> {
+/// In the child: waits for the parent's byte, or ends when the parent can write none.
+fn wait_for_start(wait: &OwnedFd) -> io::Result<()> {
     loop {
         match rustix::io::read(wait, &mut [0; 1]) {
             // SAFETY: it does not return. An error would go to a process that may not be there.

@@ -16,7 +16,7 @@ use crate::{
 #[test]
 fn root_a_link_is_found_while_another_one_is_made() {
     const TEST: &str = "root_a_link_is_found_while_another_one_is_made";
-    /// A walk that ends at a link in the making failed in some of a hundred.
+    /// A walk that ends at a link in the making fails within some hundred rounds.
     const ROUNDS: usize = 2000;
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIP {TEST}: needs root");

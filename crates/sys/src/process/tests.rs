@@ -43,7 +43,7 @@ fn root_a_command_waits_in_its_cgroup_and_ends_if_it_is_not_started() {
         "{error}"
     );
 
-    // A key of the terminal that comes too early stops nobody who could not be waked again.
+    // ^Z while the process waits is dropped: a stopped child would keep its parent waiting.
     let prepared = prepare("true");
     let process = Pid::from_raw(entered().try_into().unwrap()).unwrap();
     rustix::process::kill_process(process, rustix::process::Signal::TSTP).unwrap();
