@@ -296,7 +296,7 @@ struct tg_socket {
 	__u32 payload;
 	/* The pacing rate of its share. A lower one is set while it waits before it asks. */
 	__u32 share_byte_s;
-	/* 1: its SYN is to be held (tune.bpf.c). */
+	/* 1: its SYN is to be held (tune.h). */
 	__u32 syn_waits;
 	/*
 	 * How many times in a row it sent data and then received some, and rcv_nxt when it last

@@ -28,6 +28,11 @@
 /* RTAX_MTU of linux/rtnetlink.h, less one. */
 #define TG_METRIC_MTU 1
 
+/*
+ * Each type that is read by its name costs the start of a program a search in the kernel's types.
+ * So a struct dst_entry is read as that of a struct rtable, whose first member it is; the kernel
+ * has it there in every kind of route.
+ */
 #define TG_READ(address, type, field)                                                              \
 	(bpf_rdonly_cast ? bpf_core_cast((const void *)(address), type)->field                     \
 			 : BPF_CORE_READ((const type *)(address), field))
@@ -35,7 +40,7 @@
 /* The MTU that a route to the packet's destination has learned, or has configured; 0: none. */
 static __always_inline __u32 tg_route_mtu(__be16 type, unsigned long dst)
 {
-	unsigned long metrics = TG_READ(dst, struct dst_entry, _metrics) & ~TG_METRICS_FLAGS;
+	unsigned long metrics = TG_READ(dst, struct rtable, dst._metrics) & ~TG_METRICS_FLAGS;
 	const struct rtable *route = (const void *)dst;
 	__u32 mtu = 0;
 
@@ -47,7 +52,7 @@ static __always_inline __u32 tg_route_mtu(__be16 type, unsigned long dst)
 		} else {
 			mtu = BPF_CORE_READ_BITFIELD_PROBED(route, rt_pmtu);
 		}
-		if (mtu && (long)(bpf_jiffies64() - TG_READ(dst, struct dst_entry, expires)) < 0)
+		if (mtu && (long)(bpf_jiffies64() - TG_READ(dst, struct rtable, dst.expires)) < 0)
 			return mtu;
 	}
 	return metrics ? TG_READ(metrics, struct dst_metrics, metrics[TG_METRIC_MTU]) : 0;
@@ -66,7 +71,7 @@ static __always_inline __u32 tg_path_mtu(struct __sk_buff *skb)
 	mtu = tg_route_mtu(skb->protocol, dst);
 	if (mtu)
 		return mtu;
-	device = TG_READ(dst, struct dst_entry, dev);
+	device = TG_READ(dst, struct rtable, dst.dev);
 	if (!device)
 		return 0;
 	if (skb->protocol == bpf_htons(ETH_P_IPV6) &&

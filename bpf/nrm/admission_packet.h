@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Egress packets that begin a connection: SYNs, and SYN-ACKs of listeners. The sock_ops program
- * decides which of them wait (tune.bpf.c). A packet that waits is dropped once, and the kernel's
+ * decides which of them wait (tune.h). A packet that waits is dropped once, and the kernel's
  * timer sends it again. The rule is in admission.h.
  */
 #ifndef TG_ADMISSION_PACKET_H
@@ -32,7 +32,7 @@ enum {
 
 /*
  * Whether a packet is a SYN-ACK, and whether to hold it: the kernel sends it again when the timer
- * ends that tune.bpf.c set. Also learns for the next one how often the listener sends a SYN-ACK
+ * ends that tune.h set. Also learns for the next one how often the listener sends a SYN-ACK
  * again, and whether a quarter of its queue is taken, or half of its accept queue.
  */
 __noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now, __u32 slot)
@@ -82,7 +82,7 @@ __noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now, 
 	return ANSWER_WAITS;
 }
 
-/* Whether a SYN passes or waits, as tune.bpf.c decided. */
+/* Whether a SYN passes or waits, as tune.h decided. */
 __noinline int ask(struct __sk_buff *skb)
 {
 	struct tg_socket *ours = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;

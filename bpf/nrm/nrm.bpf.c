@@ -8,7 +8,7 @@
  * queue. One that drops a packet sets TG_DEAD_MARK, and the outer ones do not charge it.
  *
  * Egress signals congestion to a TCP sender of this host (return values 2 and 3). On ingress there
- * are only marks and drops; `pace` slows a remote sender by the receive window (tune.bpf.c).
+ * are only marks and drops; `pace` slows a remote sender by the receive window (tune.h).
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -26,6 +26,7 @@
 #include "nrm/slot.h"
 #include "nrm/sockets.h"
 #include "nrm/tree.h"
+#include "nrm/tune.h"
 #include "common/unpaced.h"
 #include "common/vmlinux.h"
 #include "common/wire_bytes.h"
@@ -305,7 +306,7 @@ enum {
 
 /*
  * Whether a program asks again and again on a connection, and is kept back so that it receives its
- * share (tune.bpf.c). A transfer asks once. The first ten segments of a connection cannot be kept
+ * share (tune.h). A transfer asks once. The first ten segments of a connection cannot be kept
  * back.
  */
 static __always_inline int keeps_share(struct bpf_sock *sk, const struct tg_socket *ours, __u64 now)

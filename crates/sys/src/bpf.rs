@@ -2,8 +2,10 @@
 //! to their maps.
 
 use std::{
+    ffi::CStr,
     hash::{BuildHasher, Hasher, RandomState},
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    panic::resume_unwind,
 };
 
 use libbpf_rs::{AsRawLibbpf, MapCore, MapFlags, MapHandle, libbpf_sys};
@@ -104,6 +106,101 @@ pub(crate) fn made_map(
     // SAFETY: the object of the map lives as long as the borrow, and is not changed meanwhile.
     let map = libbpf_rs::Map::new(unsafe { map.as_libbpf_object().as_ref() });
     MapHandle::try_from(&map).map_err(load_error(name))
+}
+
+/// The licence of all our programs.
+const LICENSE: &CStr = c"Dual BSD/GPL";
+
+/// A program of an object that is prepared, as the kernel takes it.
+struct ReadyProgram<'a> {
+    name: &'a CStr,
+    kind: libbpf_sys::bpf_prog_type,
+    hook: libbpf_sys::bpf_attach_type,
+    insns: &'a [libbpf_sys::bpf_insn],
+    functions: &'a [libbpf_sys::bpf_func_info],
+    lines: &'a [libbpf_sys::bpf_line_info],
+    btf: i32,
+}
+
+impl ReadyProgram<'_> {
+    fn load(&self) -> libbpf_rs::Result<OwnedFd> {
+        let mut opts = libbpf_sys::bpf_prog_load_opts {
+            sz: size_of::<libbpf_sys::bpf_prog_load_opts>() as _,
+            expected_attach_type: self.hook,
+            prog_btf_fd: self.btf as u32,
+            func_info: self.functions.as_ptr().cast(),
+            func_info_cnt: self.functions.len() as u32,
+            func_info_rec_size: size_of::<libbpf_sys::bpf_func_info>() as u32,
+            line_info: self.lines.as_ptr().cast(),
+            line_info_cnt: self.lines.len() as u32,
+            line_info_rec_size: size_of::<libbpf_sys::bpf_line_info>() as u32,
+            ..Default::default()
+        };
+        // SAFETY: names end with a zero, lengths are those of the slices, and the descriptor of the types
+        // is the object's, which lives as long as this.
+        let fd = unsafe {
+            libbpf_sys::bpf_prog_load(
+                self.kind,
+                self.name.as_ptr(),
+                LICENSE.as_ptr(),
+                self.insns.as_ptr(),
+                self.insns.len() as _,
+                &mut opts,
+            )
+        };
+        if fd < 0 {
+            return Err(libbpf_rs::Error::from_raw_os_error(-fd));
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
+
+/// Loads the programs of a prepared object (see [`make_maps`]) that are to be loaded, by their names. libbpf
+/// loads one after the other, and the kernel checks each for tens of milliseconds: here each has a thread.
+pub(crate) fn load_at_once(
+    object: &libbpf_rs::OpenObject,
+    name: &'static str,
+) -> Result<Vec<(String, OwnedFd)>, LimitError> {
+    // SAFETY: the object is open, and its programs live as long as it.
+    let btf = unsafe { libbpf_sys::bpf_object__btf_fd(object.as_libbpf_object().as_ptr()) };
+    let ready = object.progs().filter(|program| program.autoload()).map(|program| {
+        let at = program.as_libbpf_object().as_ptr();
+        // SAFETY: as above; the arrays have as many elements as libbpf says.
+        unsafe {
+            ReadyProgram {
+                name: CStr::from_ptr(libbpf_sys::bpf_program__name(at)),
+                kind: libbpf_sys::bpf_program__type(at),
+                hook: libbpf_sys::bpf_program__expected_attach_type(at),
+                insns: program.insns(),
+                functions: array(
+                    libbpf_sys::bpf_program__func_info(at),
+                    libbpf_sys::bpf_program__func_info_cnt(at),
+                ),
+                lines: array(
+                    libbpf_sys::bpf_program__line_info(at),
+                    libbpf_sys::bpf_program__line_info_cnt(at),
+                ),
+                btf,
+            }
+        }
+    });
+    let ready: Vec<_> = ready.collect();
+    let loaded: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = ready.iter().map(|program| scope.spawn(|| program.load())).collect();
+        let ended = threads.into_iter().map(|thread| thread.join());
+        ended.map(|loaded| loaded.unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    let named = ready.iter().zip(loaded).map(|(program, loaded)| {
+        Ok((program.name.to_string_lossy().into_owned(), loaded.map_err(load_error(name))?))
+    });
+    named.collect()
+}
+
+/// The elements that libbpf has at an address, which is null if there are none.
+unsafe fn array<'a, T>(first: *const T, len: u32) -> &'a [T] {
+    // SAFETY: the caller says that they are there.
+    if first.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(first, len as usize) } }
 }
 
 /// A program that stays loaded when its skeleton goes.

@@ -1,10 +1,10 @@
 //! The programs of schemes `pace` and `nrm`, on a cgroup.
 //!
-//! Three objects share the maps of a limit: `nrm` (both directions of cgroup_skb), `tune` (sock_ops, for
-//! new connections) and `adopt` (an iterator, for sockets that exist when the limit comes, changes or goes;
-//! see [`LimitMaps`]). One loaded copy of them serves a limit, or all of a [`SlotPool`].
+//! Two objects share the maps of a limit: `nrm` (both directions of cgroup_skb, and sock_ops for new
+//! connections) and `adopt` (an iterator, for sockets that exist when the limit comes, changes or goes; see
+//! [`LimitMaps`]). One loaded copy of them serves a limit, or all of a [`SlotPool`].
 
-use std::{mem::MaybeUninit, os::fd::OwnedFd, panic::resume_unwind, path::Path};
+use std::{mem::MaybeUninit, os::fd::OwnedFd, path::Path};
 
 use libbpf_rs::{
     MapHandle, OpenMapMut, OpenObject,
@@ -12,7 +12,7 @@ use libbpf_rs::{
 };
 
 use crate::{
-    bpf::{keep, load_error, made_map, make_maps, quiet_libbpf, random_seed, reuse},
+    bpf::{load_at_once, load_error, made_map, make_maps, quiet_libbpf, random_seed, reuse},
     exempt::set_exempt,
     intf,
     limit::{LimitError, LimitMaps, LimitOptions, Loaded, ParentMaps, set_parent},
@@ -107,6 +107,9 @@ impl Default for Sharing<'_> {
     }
 }
 
+/// The programs of the links, in the same order.
+const PROGRAMS: [&str; 3] = ["nrm_egress", "nrm_ingress", "tune"];
+
 /// Programs, by the names of their links.
 type ByLink = Vec<(&'static str, OwnedFd)>;
 
@@ -120,7 +123,7 @@ fn load<T>(
     let mut storage = MaybeUninit::uninit();
     let mut nrm = open_nrm(&mut storage, &sharing)?;
     make_maps(nrm.open_object_mut(), "nrm")?;
-    let Sharing { parent, exempts, slots, has_ingress, can_be_parent, .. } = sharing;
+    let Sharing { parent, exempts, slots, .. } = sharing;
     let handle = |map: &OpenMapMut<'_>| made_map(map, "nrm");
     let maps = LimitMaps {
         sockets: Some(handle(&nrm.maps.sockets_of_limit)?),
@@ -134,57 +137,12 @@ fn load<T>(
     };
     let slots = slots.map(|_| handle(&nrm.maps.slots_of_cgroups)).transpose()?;
 
-    // The kernel checks programs for tens of milliseconds: those of both objects at once.
-    let shared = [&maps.limit, &maps.queues];
-    let (sockets, exempt, above) =
-        (maps.sockets.as_ref(), maps.exempt.as_ref(), maps.parent.as_ref());
-    let slots_there = slots.as_ref();
-    let (nrm, tune) = std::thread::scope(|scope| {
-        let tune =
-            scope.spawn(|| load_tune(shared, sockets, exempt, above, slots_there, can_be_parent));
-        (nrm.load().map_err(load_error("nrm")), tune.join())
+    let mut loaded = load_at_once(nrm.open_object(), "nrm")?;
+    let by_link = LINKS.into_iter().zip(PROGRAMS).filter_map(|(link, program)| {
+        let at = loaded.iter().position(|(name, _)| name == program)?;
+        Some((link, loaded.swap_remove(at).1))
     });
-    let (nrm, tune) = (nrm?, tune.unwrap_or_else(|panic| resume_unwind(panic))?);
-    let mut programs = vec![(LINKS[0], keep(&nrm.progs.nrm_egress, "nrm_egress")?)];
-    if has_ingress {
-        programs.push((LINKS[1], keep(&nrm.progs.nrm_ingress, "nrm_ingress")?));
-    }
-    programs.push((LINKS[2], tune));
-    work(maps, slots, programs)
-}
-
-/// Loads the program of sockets, with the limits and the queues that are there.
-fn load_tune(
-    [limit, queues]: [&MapHandle; 2],
-    sockets: Option<&MapHandle>,
-    exempt: Option<&MapHandle>,
-    parent: Option<&ParentMaps>,
-    slots: Option<&MapHandle>,
-    can_be_parent: bool,
-) -> Result<OwnedFd, LimitError> {
-    let mut storage = MaybeUninit::uninit();
-    let open = skel::tune::TuneSkelBuilder::default().open(&mut storage);
-    let mut tune = open.map_err(load_error("tune"))?;
-    if let Some(rodata) = tune.maps.rodata_data.as_deref_mut() {
-        // The kernel's coarse clocks go on with each tick.
-        let tick = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse);
-        rodata.tick_ns = tick.tv_nsec as u64;
-        rodata.is_pooled = u8::from(slots.is_some());
-        rodata.can_be_parent = u8::from(can_be_parent);
-    }
-    match slots {
-        Some(slots) => reuse(&mut tune.maps.slots_of_cgroups, slots)?,
-        None => tune.maps.slots_of_cgroups.set_autocreate(false).map_err(load_error("tune"))?,
-    }
-    reuse(&mut tune.maps.limit, limit)?;
-    reuse(&mut tune.maps.queues_of_limit, queues)?;
-    if let Some(sockets) = sockets {
-        reuse(&mut tune.maps.sockets_of_limit, sockets)?;
-    }
-    set_parent!(tune, parent, "tune");
-    set_exempt!(tune, exempt.is_some(), exempt, "tune");
-    let tune = tune.load().map_err(load_error("tune"))?;
-    keep(&tune.progs.tune, "tune")
+    work(maps, slots, by_link.collect())
 }
 
 /// Opens the virtual queue's object, and sets it up.
@@ -224,6 +182,9 @@ fn open_nrm<'a>(
     }
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.flow_seed = random_seed();
+        // The kernel's coarse clocks go on with each tick.
+        let tick = rustix::time::clock_getres(rustix::time::ClockId::MonotonicCoarse);
+        rodata.tick_ns = tick.tv_nsec as u64;
         rodata.can_be_parent = u8::from(*can_be_parent);
         if slots.is_some() {
             rodata.is_pooled = 1;
@@ -238,7 +199,9 @@ fn load_nrm<'a>(
     storage: &'a mut MaybeUninit<OpenObject>,
     sharing: &Sharing<'_>,
 ) -> Result<skel::nrm::NrmSkel<'a>, LimitError> {
-    open_nrm(storage, sharing)?.load().map_err(load_error("nrm"))
+    let mut nrm = open_nrm(storage, sharing)?;
+    nrm.progs.tune.set_autoload(false);
+    nrm.load().map_err(load_error("nrm"))
 }
 
 #[cfg(test)]

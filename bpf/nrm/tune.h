@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The companion of the virtual queue on TCP sockets: a cgroup sock_ops program.
  * - Scheme `pace`: each socket is paced at the fair share of the limit, from the moment it is
@@ -9,6 +9,9 @@
  * - Both: the minimum retransmission time-out and the longest delayed ACK of the limit, before the
  *   handshake.
  */
+#ifndef TG_TUNE_H
+#define TG_TUNE_H
+
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
@@ -138,7 +141,7 @@ static __always_inline void fold_rtt(struct tg_queue *queue, __u32 srtt_us)
 }
 
 /* Claims the socket from the parent, whose program runs after this one. */
-static __always_inline void claim(struct bpf_sock_ops *ops)
+static __always_inline void claim_socket(struct bpf_sock_ops *ops)
 {
 	struct tg_socket *theirs;
 
@@ -324,8 +327,8 @@ static __always_inline __u32 hold_syn(struct bpf_sock_ops *ops, __u64 wait, __u6
  * program on egress drops the one that must wait (`begin` in admission_packet.h), and the kernel
  * sends it again when the timer ends.
  */
-static __always_inline void ask(struct bpf_sock_ops *ops, const struct tg_limit *l,
-				struct tg_queue *egress, __u32 slot)
+static __always_inline void ask_turn(struct bpf_sock_ops *ops, const struct tg_limit *l,
+				     struct tg_queue *egress, __u32 slot)
 {
 	struct tg_queue *ingress = tg_queue_of(slot, TG_INGRESS), *queue = egress;
 	__u64 now = bpf_ktime_get_ns(), wait, other, rtt_ns;
@@ -426,7 +429,7 @@ int tune(struct bpf_sock_ops *ops)
 	if (!l || !queue)
 		return 1;
 	if (ops->op == BPF_SOCK_OPS_TIMEOUT_INIT) {
-		ask(ops, l, queue, slot);
+		ask_turn(ops, l, queue, slot);
 		return 1;
 	}
 	if (ops->op == BPF_SOCK_OPS_STATE_CB) {
@@ -440,7 +443,7 @@ int tune(struct bpf_sock_ops *ops)
 	/* No packet if only the length of the options is asked for. */
 	if (ops->op == BPF_SOCK_OPS_HDR_OPT_LEN_CB &&
 	    ops->args[0] != BPF_WRITE_HDR_TCP_CURRENT_MSS) {
-		claim(ops);
+		claim_socket(ops);
 		if (!is_exempt_remote(ops))
 			set_window_clamp(ops, 0, slot);
 		return 1;
@@ -449,7 +452,7 @@ int tune(struct bpf_sock_ops *ops)
 	if (!begins && ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
 	    ops->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && ops->op != BPF_SOCK_OPS_RTT_CB)
 		return 1;
-	claim(ops);
+	claim_socket(ops);
 	if (!begins && ops->op != BPF_SOCK_OPS_RTT_CB && tg_has_windows(l) && !is_exempt(ops, l)) {
 		set_window_clamp(ops, 1, slot);
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
@@ -496,4 +499,4 @@ int tune(struct bpf_sock_ops *ops)
 	return 1;
 }
 
-char _license[] SEC("license") = "Dual BSD/GPL";
+#endif
