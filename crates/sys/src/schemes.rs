@@ -61,8 +61,7 @@ pub(crate) fn successors(
 pub(crate) enum Pinning {
     /// Each has its own maps and programs.
     Own,
-    /// Those on a cgroup that exempt nobody and are in no other limit share maps and programs (see
-    /// `store/slots.rs`). The others have their own.
+    /// Those on a cgroup share maps and programs (see `store/slots.rs`). The others have their own.
     Shared,
     /// Those on and inside a device are one tree of classes (see `store/htb.rs`).
     Tree,
@@ -183,6 +182,9 @@ pub fn needs_other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
     };
     programs(from) != programs(to)
         || from.exempt.is_empty() != to.exempt.is_empty()
+        // Limits that share programs share the prefixes that they exempt.
+        || (of(to.scheme).pinning() == Pinning::Shared
+            && from.exempt.prefixes != to.exempt.prefixes)
         || from.matched.is_empty() != to.matched.is_empty()
 }
 

@@ -12,7 +12,8 @@ use crate::{
 };
 
 /// The pins of the maps.
-pub(crate) const PINS: [&str; 6] = ["limits", "queues", "counters", "sockets", "slots", "adoption"];
+pub(crate) const PINS: [&str; 7] =
+    ["limits", "queues", "counters", "sockets", "slots", "adoption", "exempt"];
 /// The pin of the link of the iterator over sockets.
 pub(crate) const ADOPT_PIN: &str = "adopt";
 
@@ -39,6 +40,12 @@ impl SlotPool {
     /// The map that says what the iterator does.
     pub(crate) fn adoption(&self) -> Result<MapHandle, LimitError> {
         open_map(&self.dir, PINS[5])
+    }
+
+    /// The trie of those whom all its limits exempt, if they do.
+    pub(crate) fn exempt(&self) -> Result<Option<MapHandle>, LimitError> {
+        let pin = PINS[6];
+        self.dir.join(pin).exists().then(|| open_map(&self.dir, pin)).transpose()
     }
 
     /// A cgroup has left its limit.

@@ -65,19 +65,16 @@ impl Store {
                 self.carry(name, &counted);
                 return Ok(());
             }
-            Err(StoreError::Unreadable { .. }) => {
-                install()?;
-                let earlier = format!("{BUILDING}{name}");
-                // Both have counted for a moment.
-                let counted = self.counted_in(&earlier).minus(&self.counted_in(name));
-                self.carry(name, &counted);
-                return self.take_off(&earlier);
-            }
+            Err(StoreError::Unreadable { .. }) => true,
             earlier => self.fits_beside(&earlier?, scope, options),
         };
         if fits {
             install()?;
-            return self.take_off(&format!("{BUILDING}{name}"));
+            let earlier = format!("{BUILDING}{name}");
+            // Both have counted for a moment.
+            let counted = self.counted_in(&earlier).minus(&self.counted_in(name));
+            self.carry(name, &counted);
+            return self.take_off(&earlier);
         }
         self.set_aside(lock, name)?;
         match install() {

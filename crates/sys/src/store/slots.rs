@@ -6,7 +6,10 @@
 //!      room, place                       symbolic links to the name of the pool, and to its slot
 //! +cgroups_ABI_NUMBER/                   a pool of limits that are in no other one
 //! +cgroups_ABI_inside_QUEUES_SLOT_NUMBER/   of limits inside that of a slot in a map of queues, with this id
+//! +cgroups_ABI_exempt_HASH_NUMBER/, +cgroups_ABI_inside_QUEUES_SLOT_exempt_HASH_NUMBER/
+//!                            of limits that exempt the same prefixes
 //!     {limits,queues,counters,sockets,slots,adoption}    its maps
+//!     exempt                             the trie of the prefixes
 //!     member_{egress,ingress,sockops}    its programs
 //!     parent_{queues,sockets,place}      the maps of the parent and its slot in them, as a limit's
 //!     adopt                              link of the iterator over sockets
@@ -22,12 +25,13 @@
 
 use std::{
     fs,
+    hash::{DefaultHasher, Hash, Hasher},
     os::fd::AsFd,
     path::{Path, PathBuf},
 };
 
 use libbpf_rs::{Link, MapCore, MapHandle, query::LinkTypeInfo};
-use tidegate_core::Scope;
+use tidegate_core::{Scope, exempt::Exempt};
 
 use super::{
     BUILDING, CGROUP, PARENT, PinnedLimit, Store, StoreError, bpf_error, io_error, limit_error,
@@ -40,7 +44,7 @@ use super::{
 use crate::{
     BUILD,
     cgroup::{Cgroup, Hierarchy},
-    intf,
+    exempt, intf,
     limit::slot_pool::{ADOPT_PIN, SlotPool},
     limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
     query,
@@ -49,7 +53,9 @@ use crate::{
 
 /// In the name of a pool whose limits are inside another one, before what identifies that.
 const INSIDE: &str = "inside_";
-/// Pools of one version and parent: the limits that one packet meets, and more than a pool has slots, are in
+/// The same for one whose limits exempt somebody, before a hash of the prefixes.
+const EXEMPT_PREFIXES: &str = "exempt_";
+/// Pools of one version, parent and prefixes: the limits that one packet meets, and more than a pool has slots, are in
 /// several. Whatever finds no slot gets programs of its own.
 const POOLS_MAX: u32 = 8;
 
@@ -62,7 +68,7 @@ struct Free {
 
 /// Whether a limit shares programs with others.
 pub(super) fn shares(options: &LimitOptions) -> bool {
-    schemes::of(options.scheme).pinning() == Pinning::Shared && options.exempt.is_empty()
+    schemes::of(options.scheme).pinning() == Pinning::Shared
 }
 
 impl Store {
@@ -82,9 +88,8 @@ impl Store {
             return Err(refused()(why.into()));
         }
         let above = parent.map(|parent| &parent.maps);
-        let Some(Free { dir, pool, slot }) = self.free_slot(hierarchy, name, cgroup, above)? else {
-            return Ok(false);
-        };
+        let free = self.free_slot(hierarchy, name, cgroup, above, &options.exempt)?;
+        let Some(Free { dir, pool, slot }) = free else { return Ok(false) };
         symlink(Path::new(name), &dir.join(slot.to_string()))?;
         let building = self.root.join(format!("{BUILDING}{name}"));
         let put = || {
@@ -172,22 +177,30 @@ impl Store {
         name: &str,
         cgroup: &Cgroup,
         above: Option<&LimitMaps>,
+        exempt: &Exempt,
     ) -> Result<Option<Free>, StoreError> {
         let refused = || limit_error(name);
         let around = ids_around(hierarchy, cgroup);
         let above = above.map(LimitMaps::as_parent).transpose().map_err(refused())?.flatten();
         let inside = above.as_ref().map(|above| above.key().map_err(refused())).transpose()?;
         let inside = inside.map_or(String::new(), |key| format!("{INSIDE}{key}_"));
+        let exempts = if exempt.is_empty() { String::new() } else { exempts_in_name(exempt) };
         for number in 0..POOLS_MAX {
-            let name_of_pool = format!("{POOL_PREFIX}{KIND}{}_{inside}{number}", intf::ABI);
+            let name_of_pool =
+                format!("{POOL_PREFIX}{KIND}{}_{inside}{exempts}{number}", intf::ABI);
             let dir = self.root.join(name_of_pool);
             if dir.is_dir() {
                 self.take_over_slots(hierarchy, &dir)?;
             } else {
-                self.make_pool(name, &dir, above.as_ref())?;
+                self.make_pool(name, &dir, above.as_ref(), exempt)?;
             }
             let pool = SlotPool::open(&dir).map_err(refused())?;
             if around.iter().any(|id| pool.slot_of(*id) != 0) {
+                continue;
+            }
+            // Other prefixes may have the same hash.
+            let trie = pool.exempt().map_err(refused())?;
+            if trie.is_some_and(|trie| exempt::read(&trie, 0) != exempt.prefixes) {
                 continue;
             }
             let taken = places_in(&dir)?;
@@ -215,8 +228,9 @@ impl Store {
         name: &str,
         dir: &Path,
         above: Option<&ParentMaps>,
+        exempt: &Exempt,
     ) -> Result<(), StoreError> {
-        let mut loaded = SlotPool::make(above).map_err(limit_error(name))?;
+        let mut loaded = SlotPool::make(above, exempt).map_err(limit_error(name))?;
         let building = self.root.join(format!("{BUILDING}{}", file_name(dir)));
         fs::create_dir(&building).map_err(io_error(&building, "create"))?;
         let mut make = || {
@@ -279,6 +293,13 @@ impl Store {
 fn is_on_cgroup(pin: &Path) -> bool {
     let info = Link::open(pin).and_then(|link| link.info());
     matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id != 0)
+}
+
+/// What the name of a pool says of those whom its limits exempt. Code points are a limit's own.
+fn exempts_in_name(exempt: &Exempt) -> String {
+    let mut hasher = DefaultHasher::new();
+    exempt.prefixes.to_string().hash(&mut hasher);
+    format!("{EXEMPT_PREFIXES}{:016x}_", hasher.finish())
 }
 
 /// The ids of a cgroup, of all above it and of all below it.

@@ -4,6 +4,7 @@
 use std::{mem::MaybeUninit, os::fd::OwnedFd};
 
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
+use tidegate_core::exempt::Exempt;
 
 use super::{Sharing, load};
 use crate::{
@@ -33,34 +34,43 @@ pub(crate) struct LoadedPool {
 }
 
 impl SlotPool {
-    /// Loads the programs of a new pool, whose limits are inside another one if it has a parent.
-    pub(crate) fn make(parent: Option<&ParentMaps>) -> Result<LoadedPool, LimitError> {
-        Self::load(parent, None)
+    /// Loads the programs of a new pool, whose limits are inside another one if it has a parent, and exempt
+    /// the same prefixes.
+    pub(crate) fn make(
+        parent: Option<&ParentMaps>,
+        exempt: &Exempt,
+    ) -> Result<LoadedPool, LimitError> {
+        Self::load(parent, None, !exempt.is_empty(), |maps| maps.exempt(&exempt.prefixes))
     }
 
     /// Loads the programs again, with the maps that the pool has.
     pub(crate) fn reload(&self) -> Result<LoadedPool, LimitError> {
-        Self::load(self.all_maps()?.parent.as_ref(), Some(self))
+        let maps = self.all_maps()?;
+        Self::load(maps.parent.as_ref(), Some(self), maps.exempt.is_some(), |_| Ok(()))
     }
 
     fn load(
         parent: Option<&ParentMaps>,
         earlier: Option<&SlotPool>,
+        exempts: bool,
+        fill: impl FnOnce(&LimitMaps) -> Result<(), LimitError>,
     ) -> Result<LoadedPool, LimitError> {
         let maps_there = earlier.map(SlotPool::all_maps).transpose()?;
         let adoption = earlier.map(SlotPool::adoption).transpose()?;
         let slots = Some(earlier.map(|pool| &pool.slots));
         let parent = parent.map(ParentMaps::again).transpose()?;
         let earlier = maps_there.as_ref();
-        let sharing = Sharing { parent, earlier, slots, ..Sharing::default() };
+        let sharing = Sharing { parent, earlier, slots, exempts, ..Sharing::default() };
         load(sharing, |maps, slots, programs| {
+            fill(&maps)?;
             let mut storage = MaybeUninit::uninit();
             let sockets = maps.sockets.as_ref().ok_or(LimitError::Layout("sockets"))?;
             let adopt = maps.load_adopt(&mut storage, sockets, adoption.as_ref())?;
             let handle = MapHandle::try_from(&adopt.maps.adoption).map_err(load_error("adopt"))?;
             let adopt_link = adopt.progs.adopt.attach().map_err(load_error("adopt"))?;
-            let LimitMaps { limit, queues, counters, sockets, parent: above, .. } = maps;
-            let all = [Some(limit), Some(queues), Some(counters), sockets, slots, Some(handle)];
+            let LimitMaps { limit, queues, counters, sockets, exempt, parent: above, .. } = maps;
+            let all =
+                [Some(limit), Some(queues), Some(counters), sockets, slots, Some(handle), exempt];
             Ok(LoadedPool {
                 maps: PINS
                     .into_iter()
@@ -81,6 +91,7 @@ impl SlotPool {
         let open = |name| open_map(&self.dir, name);
         Ok(LimitMaps {
             sockets: Some(open(sockets)?),
+            exempt: self.exempt()?,
             parent: ParentMaps::open(&self.dir)?,
             ..LimitMaps::new(open(limits)?, open(queues)?, open(counters)?)
         })

@@ -76,3 +76,74 @@ fn root_limits_inside_one_limit_share_programs() {
     assert_eq!(entries().count(), 0);
     store.close(lock);
 }
+
+/// Limits that exempt the same prefixes share programs. One that then exempts others gets into another pool,
+/// with what it has counted.
+#[test]
+fn root_limits_that_exempt_the_same_share_programs() {
+    const TEST: &str = "root_limits_that_exempt_the_same_share_programs";
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP {TEST}: needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let bpffs = PrivateBpffs::mount(dir.path()).unwrap();
+    let store = Store::at(bpffs.path().join("t"));
+    let mut nest = Nest::new("exempt", 1);
+    let rows = [
+        ("a", "10.0.0.0/8,2001:db8::/32"),
+        ("b", "2001:db8::/32,10.0.0.0/8,dscp:ef"),
+        ("c", "192.168.0.0/16"),
+        ("d", "dscp:ef"),
+        ("e", "none"),
+    ];
+    for (name, _) in rows {
+        let group = nest.hierarchy.create(&nest.groups[0], name).unwrap();
+        nest.groups.push(group);
+    }
+    let hierarchy = &nest.hierarchy;
+    let lock = store.lock().unwrap();
+    let with = |exempt: &str| LimitOptions { exempt: exempt.parse().unwrap(), ..options(None) };
+    let scope_of = |at: usize| Scope::Cgroup(nest.groups[at].path().to_owned());
+    for (at, (name, exempt)) in rows.into_iter().enumerate() {
+        store.install(&lock, hierarchy, name, &scope_of(at + 1), &with(exempt), None).unwrap();
+    }
+    let pool_of = |name| store.place_of(name).unwrap().0;
+    assert_eq!(pool_of("a"), pool_of("b"));
+    let pools: BTreeSet<_> = rows.map(|(name, _)| pool_of(name)).into_iter().collect();
+    assert_eq!(pools.len(), 4, "{pools:?}");
+    for (name, exempt) in rows {
+        let limit = store.open(hierarchy, name).unwrap();
+        assert_eq!(limit.options().exempt, exempt.parse().unwrap(), "{name}");
+        assert_eq!(limit.maps.options().unwrap().exempt, exempt.parse().unwrap(), "{name}");
+    }
+
+    // Code points are changed in place; prefixes are those of the pool.
+    store.change(&lock, hierarchy, "b", &with(rows[0].1)).unwrap();
+    assert_eq!(pool_of("a"), pool_of("b"));
+    let refused = store.change(&lock, hierarchy, "b", &with(rows[2].1));
+    assert!(matches!(refused, Err(StoreError::OtherPrograms(_))), "{refused:?}");
+    let counted = |name: &str| {
+        let limit = store.open(hierarchy, name).unwrap();
+        limit.maps.read(Direction::Egress).unwrap().counters.packets.iter().sum::<u64>()
+    };
+    let maps = store.open(hierarchy, "b").unwrap().maps;
+    let cpus = libbpf_rs::num_possible_cpus().unwrap();
+    let mut ones = vec![0; maps.counters.value_size() as usize];
+    ones[..8].copy_from_slice(&1u64.to_ne_bytes());
+    let key = (maps.at * intf::DIRECTIONS as u32).to_ne_bytes();
+    maps.counters.update_percpu(&key, &vec![ones; cpus], libbpf_rs::MapFlags::ANY).unwrap();
+    assert_eq!(counted("b"), cpus as u64);
+    drop(maps);
+    store.replace(&lock, hierarchy, "b", &scope_of(2), &with(rows[2].1), None).unwrap();
+    assert_eq!(pool_of("b"), pool_of("c"));
+    assert_eq!(counted("b"), cpus as u64);
+    let limit = store.open(hierarchy, "b").unwrap();
+    assert_eq!(limit.maps.options().unwrap().exempt, rows[2].1.parse().unwrap());
+    for (name, _) in rows {
+        store.remove(&lock, name).unwrap();
+    }
+    let pools = store.entries().unwrap().into_iter().filter(|name| name.starts_with(POOL_PREFIX));
+    assert_eq!(pools.count(), 0);
+    store.close(lock);
+}
