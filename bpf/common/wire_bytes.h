@@ -29,39 +29,60 @@
 #define TG_METRIC_MTU 1
 
 /*
- * Each type that is read by its name costs the start of a program a search in the kernel's types.
- * So a struct dst_entry is read as that of a struct rtable, whose first member it is; the kernel
- * has it there in every kind of route.
+ * The types of what is read; kernel_types.rs has their names in the same order. It gives the
+ * kernel's numbers of them, where addresses can be cast.
  */
-#define TG_READ(address, type, field)                                                              \
-	(bpf_rdonly_cast ? bpf_core_cast((const void *)(address), type)->field                     \
-			 : BPF_CORE_READ((const type *)(address), field))
+enum {
+	TG_TYPE_sk_buff,
+	TG_TYPE_dst_entry,
+	TG_TYPE_rtable,
+	TG_TYPE_dst_metrics,
+	TG_TYPE_net_device,
+	TG_TYPE_inet6_dev,
+	TG_TYPE_inet_skb_parm,
+	TG_TYPE_inet6_skb_parm,
+	TG_TYPES,
+};
+const volatile __u32 type_numbers[TG_TYPES];
+
+/*
+ * bpf_rdonly_cast, of Linux 6.2 on. Whoever loads the program puts its number in the place of this
+ * one. If it were declared as a function of the kernel, libbpf would read all the kernel's types.
+ */
+static const void *(*const tg_cast)(const void *address, __u32 type) = (void *)TG_CAST;
+
+#define TG_CAN_CAST type_numbers[TG_TYPE_sk_buff]
+#define TG_AS(address, name)                                                                       \
+	((const struct name *)tg_cast((const void *)(address), type_numbers[TG_TYPE_##name]))
+#define TG_READ(address, name, field)                                                              \
+	(TG_CAN_CAST ? TG_AS(address, name)->field                                                 \
+		     : BPF_CORE_READ((const struct name *)(address), field))
 
 /* The MTU that a route to the packet's destination has learned, or has configured; 0: none. */
 static __always_inline __u32 tg_route_mtu(__be16 type, unsigned long dst)
 {
-	unsigned long metrics = TG_READ(dst, struct rtable, dst._metrics) & ~TG_METRICS_FLAGS;
+	unsigned long metrics = TG_READ(dst, dst_entry, _metrics) & ~TG_METRICS_FLAGS;
 	const struct rtable *route = (const void *)dst;
 	__u32 mtu = 0;
 
 	/* For IPv6 the learned MTU is a separate route. */
 	if (type == bpf_htons(ETH_P_IP)) {
-		if (bpf_rdonly_cast) {
-			route = bpf_core_cast(route, struct rtable);
+		if (TG_CAN_CAST) {
+			route = TG_AS(dst, rtable);
 			mtu = BPF_CORE_READ_BITFIELD(route, rt_pmtu);
 		} else {
 			mtu = BPF_CORE_READ_BITFIELD_PROBED(route, rt_pmtu);
 		}
-		if (mtu && (long)(bpf_jiffies64() - TG_READ(dst, struct rtable, dst.expires)) < 0)
+		if (mtu && (long)(bpf_jiffies64() - TG_READ(dst, dst_entry, expires)) < 0)
 			return mtu;
 	}
-	return metrics ? TG_READ(metrics, struct dst_metrics, metrics[TG_METRIC_MTU]) : 0;
+	return metrics ? TG_READ(metrics, dst_metrics, metrics[TG_METRIC_MTU]) : 0;
 }
 
 /* The longest packet that can leave for the packet's destination; 0: not known. */
 static __always_inline __u32 tg_path_mtu(struct __sk_buff *skb)
 {
-	unsigned long dst = TG_READ(skb, struct sk_buff, _skb_refdst) & ~TG_REFDST_FLAGS;
+	unsigned long dst = TG_READ(skb, sk_buff, _skb_refdst) & ~TG_REFDST_FLAGS;
 	const struct net_device *device;
 	const struct inet6_dev *ipv6;
 	__u32 mtu;
@@ -71,15 +92,15 @@ static __always_inline __u32 tg_path_mtu(struct __sk_buff *skb)
 	mtu = tg_route_mtu(skb->protocol, dst);
 	if (mtu)
 		return mtu;
-	device = TG_READ(dst, struct rtable, dst.dev);
+	device = TG_READ(dst, dst_entry, dev);
 	if (!device)
 		return 0;
 	if (skb->protocol == bpf_htons(ETH_P_IPV6) &&
 	    bpf_core_field_exists(struct inet6_dev, cnf.mtu6)) {
-		ipv6 = TG_READ(device, struct net_device, ip6_ptr);
-		return ipv6 ? TG_READ(ipv6, struct inet6_dev, cnf.mtu6) : 0;
+		ipv6 = TG_READ(device, net_device, ip6_ptr);
+		return ipv6 ? TG_READ(ipv6, inet6_dev, cnf.mtu6) : 0;
 	}
-	return TG_READ(device, struct net_device, mtu);
+	return TG_READ(device, net_device, mtu);
 }
 
 /* The longest fragment that the packet came in; 0: it came whole. */
@@ -88,9 +109,9 @@ static __always_inline __u32 tg_longest_fragment(struct __sk_buff *skb)
 	unsigned long cb = (unsigned long)skb + bpf_core_field_offset(struct sk_buff, cb);
 
 	if (skb->protocol == bpf_htons(ETH_P_IP))
-		return TG_READ(cb, struct inet_skb_parm, frag_max_size);
+		return TG_READ(cb, inet_skb_parm, frag_max_size);
 	if (bpf_core_field_exists(struct inet6_skb_parm, frag_max_size))
-		return TG_READ(cb, struct inet6_skb_parm, frag_max_size);
+		return TG_READ(cb, inet6_skb_parm, frag_max_size);
 	return 0;
 }
 

@@ -72,7 +72,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let layout = bindings("intf.rs", &["edt/intf.h", "police/intf.h"], &INTF)?;
     println!("cargo:rustc-env=TIDEGATE_LAYOUT={layout}");
     bindings("acks.rs", &["acks/acks.h"], &ACKS)?;
+    let header = std::fs::read_to_string(format!("{BPF}/common/vmlinux.h"))?;
+    let names = kernel_types(&header);
+    std::fs::write(Path::new(&env::var("OUT_DIR")?).join("kernel_types.rs"), format!("{names:?}"))?;
     Ok(())
+}
+
+/// The records of the kernel that a header declares, by their names in the kernel: without what follows `___`.
+fn kernel_types(header: &str) -> Vec<&str> {
+    let records =
+        header.lines().filter_map(|line| line.strip_prefix("struct ")?.strip_suffix(" {"));
+    records.map(|name| name.split("___").next().unwrap_or(name)).collect()
 }
 
 /// Writes what headers declare as Rust, with assertions of sizes and offsets. Returns a checksum of it.
@@ -84,7 +94,7 @@ fn bindings(
     let mut builder = Builder::default()
         .clang_args([format!("-I{BPF}"), bpf::system_headers()?])
         .allowlist_var(
-            "TG_(BUFFERS|CHUNKS?|COPY|EXEMPT_MAX|FAMILIES|LENGTHS_MAX|LIMITS|SETS_PER_SLOT\
+            "TG_(BUFFERS|CAST|CHUNKS?|COPY|EXEMPT_MAX|FAMILIES|LENGTHS_MAX|LIMITS|SETS_PER_SLOT\
              |PREFIXES_MAX|QUEUES|SLOTS|SLOTS_INSIDE)",
         )
         .allowlist_var("AC_(FLOWS|NOW|THEN)")

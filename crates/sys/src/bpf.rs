@@ -10,7 +10,7 @@ use std::{
 
 use libbpf_rs::{AsRawLibbpf, MapCore, MapFlags, MapHandle, libbpf_sys};
 
-use crate::{cgroup::Cgroup, limit::LimitError, query};
+use crate::{cgroup::Cgroup, intf, kernel_types::KernelTypes, limit::LimitError, query};
 
 /// Keeps libbpf's own messages off the terminal; errors carry what matters.
 pub(crate) fn quiet_libbpf() {
@@ -29,6 +29,25 @@ pub(crate) fn load_error(program: &'static str) -> impl FnOnce(libbpf_rs::Error)
 pub(crate) fn map_error(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
     move |source| LimitError::Map { map, source }
 }
+
+/// Opens an object that is fitted by [`KernelTypes`]; the skeletons have no common type. Not for one that names a
+/// function of the kernel or is attached to one: libbpf finds those among all types.
+macro_rules! open_fitted {
+    ($builder:ty, $storage:expr, $name:literal) => {{
+        let mut builder = <$builder>::default();
+        let types = $crate::kernel_types::KernelTypes::get();
+        if let Some(types) = types {
+            let refused = $crate::bpf::load_error($name);
+            builder.obj_builder.btf_custom_path(&types.path).map_err(refused)?;
+        }
+        let mut open = builder.open($storage).map_err($crate::bpf::load_error($name))?;
+        if let (Some(rodata), Some(types)) = (open.maps.rodata_data.as_deref_mut(), types) {
+            rodata.type_numbers = types.cast_to;
+        }
+        open
+    }};
+}
+pub(crate) use open_fitted;
 
 /// Reads what a value of a map begins with.
 pub(crate) fn lookup<T: bytemuck::Pod>(
@@ -88,14 +107,46 @@ pub(crate) fn attach(
     })
 }
 
-/// Makes the maps of an object before its programs are loaded.
-pub(crate) fn make_maps(
+/// Makes the maps of an object, and its programs ready to be loaded.
+pub(crate) fn prepare(
     object: &mut libbpf_rs::OpenObject,
     name: &'static str,
 ) -> Result<(), LimitError> {
     // SAFETY: the object is open. libbpf goes on from here when it loads it.
     let ret = unsafe { libbpf_sys::bpf_object__prepare(object.as_libbpf_object().as_ptr()) };
-    if ret < 0 { Err(load_error(name)(libbpf_rs::Error::from_raw_os_error(-ret))) } else { Ok(()) }
+    if ret < 0 {
+        return Err(load_error(name)(libbpf_rs::Error::from_raw_os_error(-ret)));
+    }
+    let cast = KernelTypes::get().map_or(0, |types| types.cast);
+    if cast == 0 {
+        return Ok(());
+    }
+    for program in object.progs() {
+        let mut insns = insns(&program).to_vec();
+        let calls = |insn: &&mut libbpf_sys::bpf_insn| {
+            insn.code == CALL && insn.src_reg() == 0 && insn.imm == intf::CAST as i32
+        };
+        for call in insns.iter_mut().filter(calls) {
+            call.set_src_reg(libbpf_sys::BPF_PSEUDO_KFUNC_CALL as u8);
+            call.imm = cast as i32;
+        }
+        let at = program.as_libbpf_object().as_ptr();
+        // SAFETY: libbpf copies the instructions, and loads the program later.
+        unsafe { libbpf_sys::bpf_program__set_insns(at, insns.as_mut_ptr(), insns.len() as _) };
+    }
+    Ok(())
+}
+
+/// A call of a function, in the code of an instruction.
+const CALL: u8 = (libbpf_sys::BPF_JMP | libbpf_sys::BPF_CALL) as u8;
+
+/// The instructions of a program of a prepared object.
+pub(crate) fn insns<'a>(program: &libbpf_rs::OpenProgram<'a>) -> &'a [libbpf_sys::bpf_insn] {
+    let at = program.as_libbpf_object().as_ptr();
+    // SAFETY: the program lives as long as its object, and has as many instructions as libbpf says.
+    unsafe {
+        array(libbpf_sys::bpf_program__insns(at), libbpf_sys::bpf_program__insn_cnt(at) as u32)
+    }
 }
 
 /// A map of an object whose maps are made.
@@ -156,7 +207,7 @@ impl ReadyProgram<'_> {
     }
 }
 
-/// Loads the programs of a prepared object (see [`make_maps`]) that are to be loaded, by their names. libbpf
+/// Loads the programs of a prepared object (see [`prepare`]) that are to be loaded, by their names. libbpf
 /// loads one after the other, and the kernel checks each for tens of milliseconds: here each has a thread.
 pub(crate) fn load_at_once(
     object: &libbpf_rs::OpenObject,
@@ -172,7 +223,7 @@ pub(crate) fn load_at_once(
                 name: CStr::from_ptr(libbpf_sys::bpf_program__name(at)),
                 kind: libbpf_sys::bpf_program__type(at),
                 hook: libbpf_sys::bpf_program__expected_attach_type(at),
-                insns: program.insns(),
+                insns: insns(&program),
                 functions: array(
                     libbpf_sys::bpf_program__func_info(at),
                     libbpf_sys::bpf_program__func_info_cnt(at),

@@ -43,6 +43,7 @@ pub mod fq;
 pub mod gate;
 pub mod group;
 pub mod intf;
+mod kernel_types;
 pub mod limit;
 pub mod links;
 pub mod mounts;

@@ -10,7 +10,7 @@ use libbpf_rs::{
 use tidegate_core::{Direction, Scope};
 
 use crate::{
-    bpf::{self, load_error, quiet_libbpf, random_seed, reuse},
+    bpf::{self, load_error, open_fitted, prepare, quiet_libbpf, random_seed, reuse},
     cgroup::{Cgroup, Hierarchy},
     device::{self, Target},
     exempt::set_exempt,
@@ -37,8 +37,7 @@ fn load<T>(
 ) -> Result<(LimitMaps, T), LimitError> {
     quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let mut open =
-        skel::edt::EdtSkelBuilder::default().open(&mut storage).map_err(load_error("edt"))?;
+    let mut open = open_fitted!(skel::edt::EdtSkelBuilder, &mut storage, "edt");
     open.progs.edt_cgroup.set_autoload(place == Hook::Cgroup);
     open.progs.edt_device.set_autoload(place == Hook::Device);
     open.progs.edt_port.set_autoload(place == Hook::Port);
@@ -55,6 +54,7 @@ fn load<T>(
         reuse(&mut open.maps.queues_of_limit, &maps.queues)?;
         reuse(&mut open.maps.counters, &maps.counters)?;
     }
+    prepare(open.open_object_mut(), "edt")?;
     let edt = open.load().map_err(load_error("edt"))?;
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("edt"));
     let maps = LimitMaps {

@@ -12,7 +12,9 @@ use libbpf_rs::{
 };
 
 use crate::{
-    bpf::{load_at_once, load_error, made_map, make_maps, quiet_libbpf, random_seed, reuse},
+    bpf::{
+        load_at_once, load_error, made_map, open_fitted, prepare, quiet_libbpf, random_seed, reuse,
+    },
     exempt::set_exempt,
     intf,
     limit::{LimitError, LimitMaps, LimitOptions, Loaded, ParentMaps, set_parent},
@@ -122,7 +124,7 @@ fn load<T>(
     quiet_libbpf();
     let mut storage = MaybeUninit::uninit();
     let mut nrm = open_nrm(&mut storage, &sharing)?;
-    make_maps(nrm.open_object_mut(), "nrm")?;
+    prepare(nrm.open_object_mut(), "nrm")?;
     let Sharing { parent, exempts, slots, .. } = sharing;
     let handle = |map: &OpenMapMut<'_>| made_map(map, "nrm");
     let maps = LimitMaps {
@@ -150,7 +152,7 @@ fn open_nrm<'a>(
     storage: &'a mut MaybeUninit<OpenObject>,
     sharing: &Sharing<'_>,
 ) -> Result<skel::nrm::OpenNrmSkel<'a>, LimitError> {
-    let mut open = skel::nrm::NrmSkelBuilder::default().open(storage).map_err(load_error("nrm"))?;
+    let mut open = open_fitted!(skel::nrm::NrmSkelBuilder, storage, "nrm");
     let Sharing { parent, exempts, earlier, slots, has_ingress, can_be_parent } = sharing;
     open.progs.nrm_ingress.set_autoload(*has_ingress);
     set_parent!(open, parent.as_ref(), "nrm");
@@ -201,6 +203,7 @@ fn load_nrm<'a>(
 ) -> Result<skel::nrm::NrmSkel<'a>, LimitError> {
     let mut nrm = open_nrm(storage, sharing)?;
     nrm.progs.tune.set_autoload(false);
+    prepare(nrm.open_object_mut(), "nrm")?;
     nrm.load().map_err(load_error("nrm"))
 }
 

@@ -10,7 +10,7 @@ use libbpf_rs::{
 use tidegate_core::{Direction, police::Hook};
 
 use crate::{
-    bpf::{self, load_error, quiet_libbpf, random_seed},
+    bpf::{self, load_error, open_fitted, prepare, quiet_libbpf, random_seed},
     cgroup::Hierarchy,
     device::{self, Target, XDP_PIN},
     exempt::set_exempt,
@@ -71,8 +71,7 @@ fn load_with<'a>(
     directions: &[Direction],
 ) -> Result<skel::police::PoliceSkel<'a>, LimitError> {
     quiet_libbpf();
-    let mut open =
-        skel::police::PoliceSkelBuilder::default().open(storage).map_err(load_error("police"))?;
+    let mut open = open_fitted!(skel::police::PoliceSkelBuilder, storage, "police");
     let programs = [&mut open.progs.police_egress, &mut open.progs.police_ingress];
     for (program, direction) in programs.into_iter().zip(BOTH) {
         program.set_autoload(at == AttachPoint::Cgroup && directions.contains(&direction));
@@ -88,6 +87,7 @@ fn load_with<'a>(
     if let Some(earlier) = earlier {
         share!(open, earlier);
     }
+    prepare(open.open_object_mut(), "police")?;
     open.load().map_err(load_error("police"))
 }
 

@@ -1,0 +1,288 @@
+//! The kernel's types (BTF) that our programs read. libbpf fits programs to the running kernel by them. It would
+//! read all of them for each object, and search all of them for each type by its name: some 15 ms of a start. So
+//! they are taken out of the kernel's once, with what they contain; pointers there point to no type.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, Read, Write},
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+    ptr,
+    sync::OnceLock,
+};
+
+use rustix::{
+    fs::{MemfdFlags, memfd_create},
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+};
+
+/// Those of `bpf/common/vmlinux.h`, by their names there.
+const WANTED: &[&str] = &include!(concat!(env!("OUT_DIR"), "/kernel_types.rs"));
+const KERNEL: &str = "/sys/kernel/btf/vmlinux";
+
+/// Those that addresses are cast to, in the order of `bpf/common/wire_bytes.h`.
+const CAST_TO: [&str; 8] = [
+    "sk_buff",
+    "dst_entry",
+    "rtable",
+    "dst_metrics",
+    "net_device",
+    "inet6_dev",
+    "inet_skb_parm",
+    "inet6_skb_parm",
+];
+/// The kernel's function that does so.
+const CAST: &str = "bpf_rdonly_cast";
+
+/// In words, before the types and strings: `struct btf_header` of `linux/btf.h`.
+const HEADER_WORDS: usize = 6;
+const MAGIC: u32 = 0xeb9f;
+/// In words, of each type: its name, what it is, its size or another type. What else it has follows.
+const TYPE_WORDS: usize = 3;
+
+/// What programs are fitted by.
+pub(crate) struct KernelTypes {
+    /// The types that they read, for libbpf; the file is in memory, and goes with the process.
+    pub(crate) path: PathBuf,
+    _file: File,
+    /// By which the kernel knows the function that casts, and those that addresses are cast to. All are 0 where
+    /// there is no such function.
+    pub(crate) cast: u32,
+    pub(crate) cast_to: [u32; CAST_TO.len()],
+}
+
+impl KernelTypes {
+    /// Those of the running kernel, read when they are asked for first. `None` if they cannot be read, for
+    /// example because a later version has more kinds of them: libbpf may know these.
+    pub(crate) fn get() -> Option<&'static KernelTypes> {
+        static READ: OnceLock<Option<KernelTypes>> = OnceLock::new();
+        READ.get_or_init(|| KernelTypes::read(Path::new(KERNEL)).ok().flatten()).as_ref()
+    }
+
+    fn read(path: &Path) -> io::Result<Option<KernelTypes>> {
+        let Some(taken) = with_words(path, |words| take(words, WANTED))? else { return Ok(None) };
+        let mut file = File::from(memfd_create("kernel-types", MemfdFlags::CLOEXEC)?);
+        file.write_all(&taken.file)?;
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
+        let Taken { cast, cast_to, .. } = taken;
+        Ok(Some(KernelTypes { path, _file: file, cast, cast_to }))
+    }
+}
+
+/// Works on a file as words of this machine. It is mapped where the kernel can do that (of its types from Linux
+/// 6.16 on), else copied.
+fn with_words<T>(path: &Path, work: impl FnOnce(&[u32]) -> T) -> io::Result<T> {
+    let mut file = File::open(path)?;
+    let length = file.metadata()?.len() as usize;
+    // SAFETY: a new mapping, at an address that the kernel chooses.
+    let map =
+        unsafe { mmap(ptr::null_mut(), length, ProtFlags::READ, MapFlags::PRIVATE, &file, 0) };
+    let Ok(map) = map else {
+        let mut words = vec![0u32; length.div_ceil(4)];
+        let bytes = bytemuck::cast_slice_mut(&mut words);
+        let mut read = 0;
+        while let more @ 1.. = file.read(&mut bytes[read..])? {
+            read += more;
+        }
+        return Ok(work(&words));
+    };
+    // SAFETY: the mapping begins with a page, and whole pages are mapped. The kernel's types do not change. The
+    // mapping goes after the work.
+    unsafe {
+        let done = work(std::slice::from_raw_parts(map.cast_const().cast(), length.div_ceil(4)));
+        let _ = munmap(map, length);
+        Ok(done)
+    }
+}
+
+/// The kinds of types (`BTF_KIND_*`).
+mod kind {
+    pub(super) const INT: u32 = 1;
+    pub(super) const POINTER: u32 = 2;
+    pub(super) const ARRAY: u32 = 3;
+    pub(super) const STRUCT: u32 = 4;
+    pub(super) const UNION: u32 = 5;
+    pub(super) const ENUM: u32 = 6;
+    pub(super) const FORWARD: u32 = 7;
+    pub(super) const TYPEDEF: u32 = 8;
+    pub(super) const VOLATILE: u32 = 9;
+    pub(super) const CONST: u32 = 10;
+    pub(super) const RESTRICT: u32 = 11;
+    pub(super) const FUNCTION: u32 = 12;
+    pub(super) const PROTOTYPE: u32 = 13;
+    pub(super) const VARIABLE: u32 = 14;
+    pub(super) const SECTION: u32 = 15;
+    pub(super) const FLOAT: u32 = 16;
+    pub(super) const DECLARATION_TAG: u32 = 17;
+    pub(super) const TYPE_TAG: u32 = 18;
+    pub(super) const ENUM64: u32 = 19;
+}
+
+/// A type, where it is.
+#[derive(Clone, Copy)]
+struct Type<'a> {
+    words: &'a [u32],
+}
+
+impl<'a> Type<'a> {
+    /// The type that words begin with.
+    fn first(words: &'a [u32]) -> Option<Type<'a>> {
+        let info = *words.get(1)?;
+        let count = (info & 0xffff) as usize;
+        let more = match info >> 24 & 0x1f {
+            kind::INT | kind::VARIABLE | kind::DECLARATION_TAG => 1,
+            kind::ARRAY => 3,
+            kind::STRUCT | kind::UNION | kind::SECTION | kind::ENUM64 => 3 * count,
+            kind::ENUM | kind::PROTOTYPE => 2 * count,
+            kind::POINTER
+            | kind::FORWARD
+            | kind::TYPEDEF
+            | kind::VOLATILE
+            | kind::CONST
+            | kind::RESTRICT
+            | kind::FUNCTION
+            | kind::FLOAT
+            | kind::TYPE_TAG => 0,
+            _ => return None,
+        };
+        Some(Type { words: words.get(..TYPE_WORDS + more)? })
+    }
+
+    fn kind(self) -> u32 {
+        self.words[1] >> 24 & 0x1f
+    }
+
+    fn has_members(self) -> bool {
+        matches!(self.kind(), kind::STRUCT | kind::UNION)
+    }
+
+    /// Which of its words are the numbers of types that are a part of it, and which are names.
+    fn links(self) -> (Vec<usize>, Vec<usize>) {
+        let members = || (TYPE_WORDS..self.words.len()).step_by(3);
+        match self.kind() {
+            kind::STRUCT | kind::UNION => {
+                (members().map(|at| at + 1).collect(), [0].into_iter().chain(members()).collect())
+            }
+            kind::ARRAY => (vec![TYPE_WORDS, TYPE_WORDS + 1], vec![0]),
+            kind::TYPEDEF | kind::VOLATILE | kind::CONST | kind::RESTRICT | kind::TYPE_TAG => {
+                (vec![2], vec![0])
+            }
+            _ => (Vec::new(), vec![0]),
+        }
+    }
+
+    /// The type with no type behind a pointer, and no values of an enumeration.
+    fn alone(self) -> Vec<u32> {
+        let mut words = self.words.to_vec();
+        match self.kind() {
+            kind::POINTER => words[2] = 0,
+            kind::ENUM | kind::ENUM64 => {
+                words[1] &= !0xffff;
+                words.truncate(TYPE_WORDS);
+            }
+            _ => {}
+        }
+        words
+    }
+}
+
+/// What is taken out of the kernel's types.
+struct Taken {
+    file: Vec<u8>,
+    cast: u32,
+    cast_to: [u32; CAST_TO.len()],
+}
+
+/// The records with these names, and all that they contain.
+fn take(kernel: &[u32], names: &[&str]) -> Option<Taken> {
+    let header = kernel.first_chunk::<HEADER_WORDS>()?;
+    let start = header[0];
+    let [_, length, types, types_length, strings, strings_length] =
+        header.map(|word| word as usize);
+    if start & 0xffff != MAGIC || length % 4 != 0 || types % 4 != 0 {
+        return None;
+    }
+    let from = (length + types) / 4;
+    let bytes: &[u8] = bytemuck::cast_slice(kernel);
+    let strings = bytes.get(length + strings..length + strings + strings_length)?;
+    let is_named = |taken: Type<'_>, name: &str| {
+        let rest = strings.get(taken.words[0] as usize..);
+        rest.and_then(|rest| rest.strip_prefix(name.as_bytes())?.first()) == Some(&0)
+    };
+
+    // Most of a hundred thousand names differ in the first letter.
+    let mut by_letter = [const { Vec::new() }; 256];
+    for name in names {
+        by_letter[name.bytes().next().unwrap_or_default() as usize].push(*name);
+    }
+    let letter = |taken: Type<'_>| strings.get(taken.words[0] as usize).copied();
+    let (all, mut at) = (kernel.get(from..from + types_length / 4)?, 0);
+    // Where each type begins. Type 0 is none.
+    let mut starts = vec![0];
+    let (mut found, mut cast, mut cast_to) = (Vec::new(), 0, [0; CAST_TO.len()]);
+    while at < all.len() {
+        let next = Type::first(&all[at..])?;
+        let number = starts.len() as u32;
+        starts.push(at);
+        at += next.words.len();
+        if next.kind() == kind::FUNCTION && is_named(next, CAST) {
+            cast = number;
+        }
+        if !next.has_members() {
+            continue;
+        }
+        let names = &by_letter[letter(next)? as usize];
+        if let Some(name) = names.iter().find(|name| is_named(next, name)) {
+            found.push(number);
+            if let Some(at) = CAST_TO.iter().position(|to| to == name) {
+                cast_to[at] = number;
+            }
+        }
+    }
+    if cast == 0 {
+        cast_to = [0; CAST_TO.len()];
+    }
+
+    let mut numbers: HashMap<u32, u32> = HashMap::from([(0, 0)]);
+    let mut to_do = Vec::new();
+    let mut number_of = |old: u32, to_do: &mut Vec<u32>| {
+        let next = numbers.len() as u32;
+        *numbers.entry(old).or_insert_with(|| {
+            to_do.push(old);
+            next
+        })
+    };
+    for old in found {
+        number_of(old, &mut to_do);
+    }
+    let (mut types, mut texts) = (Vec::new(), vec![0u8]);
+    let mut at = 0;
+    while let Some(old) = to_do.get(at).copied() {
+        at += 1;
+        let taken = Type::first(&all[*starts.get(old as usize)?..])?;
+        let mut words = taken.alone();
+        let (parts, named) = taken.links();
+        for word in parts {
+            words[word] = number_of(words[word], &mut to_do);
+        }
+        for word in named {
+            let name = strings.get(words[word] as usize..)?;
+            let name = &name[..name.iter().position(|byte| *byte == 0)?];
+            words[word] = if name.is_empty() { 0 } else { texts.len() as u32 };
+            if !name.is_empty() {
+                texts.extend(name);
+                texts.push(0);
+            }
+        }
+        types.extend(words);
+    }
+    let size = 4 * types.len() as u32;
+    let header = [start, 4 * HEADER_WORDS as u32, 0, size, size, texts.len() as u32];
+    let mut file: Vec<u8> = header.into_iter().chain(types).flat_map(u32::to_ne_bytes).collect();
+    file.extend(texts);
+    Some(Taken { file, cast, cast_to })
+}
+
+#[cfg(test)]
+mod tests;
