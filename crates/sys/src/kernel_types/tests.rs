@@ -38,8 +38,11 @@ fn what_programs_read_is_as_in_the_kernel() {
     assert_eq!(taken.cast_to, numbers);
 }
 
+/// What a program does, its registers, an offset and a number.
+type Instruction = (u8, u8, i16, i32);
+
 /// The instructions of an object's programs for the running kernel, but for descriptors of maps.
-fn fitted(open: &mut OpenObject) -> Vec<(String, Vec<(u8, u8, i16, i32)>)> {
+fn fitted(open: &mut OpenObject) -> Vec<(String, Vec<Instruction>)> {
     prepare(open, "test").unwrap();
     let programs = open.progs().map(|program| {
         let words = insns(&program).iter().map(|insn| {
