@@ -27,9 +27,6 @@
  */
 #define TG_DEAD_MARK 0x7d9a7e1d
 
-/* What calls of bpf_rdonly_cast have for its number until programs are loaded (wire_bytes.h). */
-#define TG_CAST 0x7467c457
-
 enum tg_direction {
 	TG_EGRESS,
 	TG_INGRESS,

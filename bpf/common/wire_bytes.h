@@ -47,8 +47,10 @@ const volatile __u32 type_numbers[TG_TYPES];
 
 /*
  * bpf_rdonly_cast, of Linux 6.2 on. Whoever loads the program puts its number in the place of this
- * one. If it were declared as a function of the kernel, libbpf would read all the kernel's types.
+ * one (bpf.rs). If it were declared as a function of the kernel, libbpf would read all the kernel's
+ * types.
  */
+#define TG_CAST 0x7467c457
 static const void *(*const tg_cast)(const void *address, __u32 type) = (void *)TG_CAST;
 
 #define TG_CAN_CAST type_numbers[TG_TYPE_sk_buff]

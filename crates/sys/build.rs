@@ -78,7 +78,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The records of the kernel that a header declares, by their names in the kernel: without what follows `___`.
+/// The records of the kernel that a header declares, by their names in the kernel: without what follows
+/// `___`.
 fn kernel_types(header: &str) -> Vec<&str> {
     let records =
         header.lines().filter_map(|line| line.strip_prefix("struct ")?.strip_suffix(" {"));
@@ -94,7 +95,7 @@ fn bindings(
     let mut builder = Builder::default()
         .clang_args([format!("-I{BPF}"), bpf::system_headers()?])
         .allowlist_var(
-            "TG_(BUFFERS|CAST|CHUNKS?|COPY|EXEMPT_MAX|FAMILIES|LENGTHS_MAX|LIMITS|SETS_PER_SLOT\
+            "TG_(BUFFERS|CHUNKS?|COPY|EXEMPT_MAX|FAMILIES|LENGTHS_MAX|LIMITS|SETS_PER_SLOT\
              |PREFIXES_MAX|QUEUES|SLOTS|SLOTS_INSIDE)",
         )
         .allowlist_var("AC_(FLOWS|NOW|THEN)")

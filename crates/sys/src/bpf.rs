@@ -6,11 +6,12 @@ use std::{
     hash::{BuildHasher, Hasher, RandomState},
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     panic::resume_unwind,
+    thread::Builder,
 };
 
 use libbpf_rs::{AsRawLibbpf, MapCore, MapFlags, MapHandle, libbpf_sys};
 
-use crate::{cgroup::Cgroup, intf, kernel_types::KernelTypes, limit::LimitError, query};
+use crate::{cgroup::Cgroup, kernel_types::KernelTypes, limit::LimitError, query};
 
 /// Keeps libbpf's own messages off the terminal; errors carry what matters.
 pub(crate) fn quiet_libbpf() {
@@ -30,8 +31,8 @@ pub(crate) fn map_error(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> L
     move |source| LimitError::Map { map, source }
 }
 
-/// Opens an object that is fitted by [`KernelTypes`]; the skeletons have no common type. Not for one that names a
-/// function of the kernel or is attached to one: libbpf finds those among all types.
+/// Opens an object that is fitted by [`KernelTypes`]; the skeletons have no common type. Not for one that
+/// names a function of the kernel or is attached to one: libbpf finds those among all types.
 macro_rules! open_fitted {
     ($builder:ty, $storage:expr, $name:literal) => {{
         let mut builder = <$builder>::default();
@@ -124,7 +125,7 @@ pub(crate) fn prepare(
     for program in object.progs() {
         let mut insns = insns(&program).to_vec();
         let calls = |insn: &&mut libbpf_sys::bpf_insn| {
-            insn.code == CALL && insn.src_reg() == 0 && insn.imm == intf::CAST as i32
+            insn.code == CALL && insn.src_reg() == 0 && insn.imm == CAST
         };
         for call in insns.iter_mut().filter(calls) {
             call.set_src_reg(libbpf_sys::BPF_PSEUDO_KFUNC_CALL as u8);
@@ -132,11 +133,17 @@ pub(crate) fn prepare(
         }
         let at = program.as_libbpf_object().as_ptr();
         // SAFETY: libbpf copies the instructions, and loads the program later.
-        unsafe { libbpf_sys::bpf_program__set_insns(at, insns.as_mut_ptr(), insns.len() as _) };
+        let ret =
+            unsafe { libbpf_sys::bpf_program__set_insns(at, insns.as_mut_ptr(), insns.len() as _) };
+        if ret < 0 {
+            return Err(load_error(name)(libbpf_rs::Error::from_raw_os_error(-ret)));
+        }
     }
     Ok(())
 }
 
+/// What stands for the number of `bpf_rdonly_cast`: TG_CAST of `bpf/common/wire_bytes.h`.
+const CAST: i32 = 0x7467_c457;
 /// A call of a function, in the code of an instruction.
 const CALL: u8 = (libbpf_sys::BPF_JMP | libbpf_sys::BPF_CALL) as u8;
 
@@ -238,9 +245,15 @@ pub(crate) fn load_at_once(
     });
     let ready: Vec<_> = ready.collect();
     let loaded: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = ready.iter().map(|program| scope.spawn(|| program.load())).collect();
-        let ended = threads.into_iter().map(|thread| thread.join());
-        ended.map(|loaded| loaded.unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        let start =
+            |program| Builder::new().spawn_scoped(scope, move || ReadyProgram::load(program));
+        let threads: Vec<_> = ready.iter().map(start).collect();
+        let ended = threads.into_iter().zip(&ready).map(|(thread, program)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            // There may be as many threads as are allowed.
+            Err(_) => program.load(),
+        });
+        ended.collect()
     });
     let named = ready.iter().zip(loaded).map(|(program, loaded)| {
         Ok((program.name.to_string_lossy().into_owned(), loaded.map_err(load_error(name))?))

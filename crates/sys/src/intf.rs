@@ -28,8 +28,6 @@ pub use headers::{
 /// The version of all that is here: maps of one are not read by another. Kept with each limit (see
 /// `store/intent.rs`).
 pub const ABI: u32 = 4;
-/// What stands for the number of `bpf_rdonly_cast` in programs that are not loaded yet.
-pub(crate) const CAST: u32 = headers::TG_CAST;
 /// The length of every per-direction array.
 pub const DIRECTIONS: usize = headers::TG_DIRECTIONS as usize;
 /// A limit, and after it by direction what it is once its time has come.

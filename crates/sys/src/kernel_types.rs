@@ -1,6 +1,6 @@
-//! The kernel's types (BTF) that our programs read. libbpf fits programs to the running kernel by them. It would
-//! read all of them for each object, and search all of them for each type by its name: some 15 ms of a start. So
-//! they are taken out of the kernel's once, with what they contain; pointers there point to no type.
+//! The kernel's types (BTF) that our programs read. libbpf fits programs to the running kernel by them. It
+//! would read all of them for each object, and search all of them for each type by its name: some 15 ms of a
+//! start. So they are taken out of the kernel's once, with what they contain; pointers point to nothing.
 
 use std::{
     collections::HashMap,
@@ -46,8 +46,8 @@ pub(crate) struct KernelTypes {
     /// The types that they read, for libbpf; the file is in memory, and goes with the process.
     pub(crate) path: PathBuf,
     _file: File,
-    /// By which the kernel knows the function that casts, and those that addresses are cast to. All are 0 where
-    /// there is no such function.
+    /// By which the kernel knows the function that casts, and the types that addresses are cast to. All are 0
+    /// where there is no such function.
     pub(crate) cast: u32,
     pub(crate) cast_to: [u32; CAST_TO.len()],
 }
@@ -70,8 +70,8 @@ impl KernelTypes {
     }
 }
 
-/// Works on a file as words of this machine. It is mapped where the kernel can do that (of its types from Linux
-/// 6.16 on), else copied.
+/// Works on a file as words of this machine. It is mapped where the kernel can do that (of its types from
+/// Linux 6.16 on), else copied.
 fn with_words<T>(path: &Path, work: impl FnOnce(&[u32]) -> T) -> io::Result<T> {
     let mut file = File::open(path)?;
     let length = file.metadata()?.len() as usize;
@@ -87,8 +87,8 @@ fn with_words<T>(path: &Path, work: impl FnOnce(&[u32]) -> T) -> io::Result<T> {
         }
         return Ok(work(&words));
     };
-    // SAFETY: the mapping begins with a page, and whole pages are mapped. The kernel's types do not change. The
-    // mapping goes after the work.
+    // SAFETY: the mapping begins with a page, and whole pages are mapped. The kernel's types do not change.
+    // The mapping goes after the work.
     unsafe {
         let done = work(std::slice::from_raw_parts(map.cast_const().cast(), length.div_ceil(4)));
         let _ = munmap(map, length);

@@ -55,8 +55,8 @@ use crate::{
 const INSIDE: &str = "inside_";
 /// The same for one whose limits exempt somebody, before a hash of the prefixes.
 const EXEMPT_PREFIXES: &str = "exempt_";
-/// Pools of one version, parent and prefixes: the limits that one packet meets, and more than a pool has slots, are in
-/// several. Whatever finds no slot gets programs of its own.
+/// Pools of one version, parent and prefixes: the limits that one packet meets, and more than a pool has
+/// slots, are in several. Whatever finds no slot gets programs of its own.
 const POOLS_MAX: u32 = 8;
 
 /// A free slot.
