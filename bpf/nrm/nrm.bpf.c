@@ -260,19 +260,6 @@ static __always_inline const struct vq_conf *config_now(const struct tg_queue *q
 	return now;
 }
 
-/* Claims the packet's socket from the parent. */
-static __always_inline void claim(struct __sk_buff *skb, __u64 now)
-{
-	struct tg_socket *socket;
-
-	if (!has_parent || !skb->sk)
-		return;
-	socket =
-	    bpf_sk_storage_get(&sockets_of_limit_above, skb->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (socket)
-		socket->claimed_ns = now;
-}
-
 /* Whether the packet is of the limit's own class. */
 static __always_inline int is_own(const struct arrival *packet)
 {
@@ -695,7 +682,8 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	packet.now = bpf_ktime_get_ns();
 	packet.slot = slot;
 	packet.windows = packet.paced && direction == TG_INGRESS;
-	claim(skb, packet.now);
+	if (has_parent)
+		tg_claim(skb->sk, packet.now);
 	find_place(skb, queue, &packet);
 	class = &limit->class[direction];
 	if (has_parent)

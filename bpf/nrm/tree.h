@@ -61,6 +61,18 @@ static __always_inline int tg_is_claimed(const struct tg_socket *ours, __u64 now
 	return ours && ours->claimed_ns && (__s64)(now - ours->claimed_ns) < (__s64)TG_CHILDREN_NS;
 }
 
+/* Claims a socket from the parent, which there is; its programs run after these. */
+static __always_inline void tg_claim(struct bpf_sock *sk, __u64 now)
+{
+	struct tg_socket *theirs;
+
+	if (!sk)
+		return;
+	theirs = bpf_sk_storage_get(&sockets_of_limit_above, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (theirs)
+		theirs->claimed_ns = now;
+}
+
 /* The rate that the limit may use now. */
 static __always_inline __u64 tg_rate(const struct tg_limit *l, const struct tg_queue *queue,
 				     enum tg_direction direction)

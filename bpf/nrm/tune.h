@@ -140,19 +140,6 @@ static __always_inline void fold_rtt(struct tg_queue *queue, __u32 srtt_us)
 	queue->rtt_ns += rtt_ns / 16 - queue->rtt_ns / 16;
 }
 
-/* Claims the socket from the parent, whose program runs after this one. */
-static __always_inline void claim_socket(struct bpf_sock_ops *ops)
-{
-	struct tg_socket *theirs;
-
-	if (!has_parent || !ops->sk)
-		return;
-	theirs =
-	    bpf_sk_storage_get(&sockets_of_limit_above, ops->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (theirs)
-		theirs->claimed_ns = bpf_ktime_get_ns();
-}
-
 /* Whether a child of the limit has the socket; then what was set here before is taken back. */
 static __always_inline int leave_to_child(struct bpf_sock_ops *ops, __u64 now)
 {
@@ -443,7 +430,8 @@ int tune(struct bpf_sock_ops *ops)
 	/* No packet if only the length of the options is asked for. */
 	if (ops->op == BPF_SOCK_OPS_HDR_OPT_LEN_CB &&
 	    ops->args[0] != BPF_WRITE_HDR_TCP_CURRENT_MSS) {
-		claim_socket(ops);
+		if (has_parent)
+			tg_claim(ops->sk, bpf_ktime_get_ns());
 		if (!is_exempt_remote(ops))
 			set_window_clamp(ops, 0, slot);
 		return 1;
@@ -452,7 +440,8 @@ int tune(struct bpf_sock_ops *ops)
 	if (!begins && ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
 	    ops->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB && ops->op != BPF_SOCK_OPS_RTT_CB)
 		return 1;
-	claim_socket(ops);
+	if (has_parent)
+		tg_claim(ops->sk, bpf_ktime_get_ns());
 	if (!begins && ops->op != BPF_SOCK_OPS_RTT_CB && tg_has_windows(l) && !is_exempt(ops, l)) {
 		set_window_clamp(ops, 1, slot);
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |

@@ -142,7 +142,7 @@ pub(crate) fn prepare(
     Ok(())
 }
 
-/// What stands for the number of `bpf_rdonly_cast`: TG_CAST of `bpf/common/wire_bytes.h`.
+/// The place holder of `bpf_rdonly_cast`: TG_CAST of `bpf/common/wire_bytes.h`.
 const CAST: i32 = 0x7467_c457;
 /// A call of a function, in the code of an instruction.
 const CALL: u8 = (libbpf_sys::BPF_JMP | libbpf_sys::BPF_CALL) as u8;

@@ -17,11 +17,11 @@ use rustix::{
     mm::{MapFlags, ProtFlags, mmap, munmap},
 };
 
-/// Those of `bpf/common/vmlinux.h`, by their names there.
+/// The records of `bpf/common/vmlinux.h`.
 const WANTED: &[&str] = &include!(concat!(env!("OUT_DIR"), "/kernel_types.rs"));
 const KERNEL: &str = "/sys/kernel/btf/vmlinux";
 
-/// Those that addresses are cast to, in the order of `bpf/common/wire_bytes.h`.
+/// The records that addresses are cast to, in the order of `bpf/common/wire_bytes.h`.
 const CAST_TO: [&str; 8] = [
     "sk_buff",
     "dst_entry",
@@ -41,20 +41,20 @@ const MAGIC: u32 = 0xeb9f;
 /// In words, of each type: its name, what it is, its size or another type. What else it has follows.
 const TYPE_WORDS: usize = 3;
 
-/// What programs are fitted by.
+/// The types that programs are fitted by.
 pub(crate) struct KernelTypes {
-    /// The types that they read, for libbpf; the file is in memory, and goes with the process.
+    /// A file of them for libbpf. It is in memory, and goes with the process.
     pub(crate) path: PathBuf,
     _file: File,
-    /// By which the kernel knows the function that casts, and the types that addresses are cast to. All are 0
-    /// where there is no such function.
+    /// The kernel's numbers of the function that casts, and of the types that addresses are cast to. All are
+    /// 0 where there is no such function.
     pub(crate) cast: u32,
     pub(crate) cast_to: [u32; CAST_TO.len()],
 }
 
 impl KernelTypes {
-    /// Those of the running kernel, read when they are asked for first. `None` if they cannot be read, for
-    /// example because a later version has more kinds of them: libbpf may know these.
+    /// Takes the types out of the running kernel's when it is called first. `None` if that fails, for example
+    /// because a later kernel has more kinds of types: libbpf may know these.
     pub(crate) fn get() -> Option<&'static KernelTypes> {
         static READ: OnceLock<Option<KernelTypes>> = OnceLock::new();
         READ.get_or_init(|| KernelTypes::read(Path::new(KERNEL)).ok().flatten()).as_ref()
@@ -187,14 +187,24 @@ impl<'a> Type<'a> {
     }
 }
 
-/// What is taken out of the kernel's types.
+/// The kernel's types.
+struct Kernel<'a> {
+    /// The first word of the file.
+    start: u32,
+    types: &'a [u32],
+    strings: &'a [u8],
+    /// The first word of each type. Type 0 is none.
+    starts: Vec<usize>,
+}
+
+/// The same as [`KernelTypes`], with the file's content.
 struct Taken {
     file: Vec<u8>,
     cast: u32,
     cast_to: [u32; CAST_TO.len()],
 }
 
-/// The records with these names, and all that they contain.
+/// Takes out the records with these names, and all that they contain.
 fn take(kernel: &[u32], names: &[&str]) -> Option<Taken> {
     let header = kernel.first_chunk::<HEADER_WORDS>()?;
     let start = header[0];
@@ -217,12 +227,11 @@ fn take(kernel: &[u32], names: &[&str]) -> Option<Taken> {
         by_letter[name.bytes().next().unwrap_or_default() as usize].push(*name);
     }
     let letter = |taken: Type<'_>| strings.get(taken.words[0] as usize).copied();
-    let (all, mut at) = (kernel.get(from..from + types_length / 4)?, 0);
-    // Where each type begins. Type 0 is none.
+    let (types, mut at) = (kernel.get(from..from + types_length / 4)?, 0);
     let mut starts = vec![0];
     let (mut found, mut cast, mut cast_to) = (Vec::new(), 0, [0; CAST_TO.len()]);
-    while at < all.len() {
-        let next = Type::first(&all[at..])?;
+    while at < types.len() {
+        let next = Type::first(&types[at..])?;
         let number = starts.len() as u32;
         starts.push(at);
         at += next.words.len();
@@ -243,45 +252,53 @@ fn take(kernel: &[u32], names: &[&str]) -> Option<Taken> {
     if cast == 0 {
         cast_to = [0; CAST_TO.len()];
     }
-
-    let mut numbers: HashMap<u32, u32> = HashMap::from([(0, 0)]);
-    let mut to_do = Vec::new();
-    let mut number_of = |old: u32, to_do: &mut Vec<u32>| {
-        let next = numbers.len() as u32;
-        *numbers.entry(old).or_insert_with(|| {
-            to_do.push(old);
-            next
-        })
-    };
-    for old in found {
-        number_of(old, &mut to_do);
-    }
-    let (mut types, mut texts) = (Vec::new(), vec![0u8]);
-    let mut at = 0;
-    while let Some(old) = to_do.get(at).copied() {
-        at += 1;
-        let taken = Type::first(&all[*starts.get(old as usize)?..])?;
-        let mut words = taken.alone();
-        let (parts, named) = taken.links();
-        for word in parts {
-            words[word] = number_of(words[word], &mut to_do);
-        }
-        for word in named {
-            let name = strings.get(words[word] as usize..)?;
-            let name = &name[..name.iter().position(|byte| *byte == 0)?];
-            words[word] = if name.is_empty() { 0 } else { texts.len() as u32 };
-            if !name.is_empty() {
-                texts.extend(name);
-                texts.push(0);
-            }
-        }
-        types.extend(words);
-    }
-    let size = 4 * types.len() as u32;
-    let header = [start, 4 * HEADER_WORDS as u32, 0, size, size, texts.len() as u32];
-    let mut file: Vec<u8> = header.into_iter().chain(types).flat_map(u32::to_ne_bytes).collect();
-    file.extend(texts);
+    let file = Kernel { start, types, strings, starts }.copy(found)?;
     Some(Taken { file, cast, cast_to })
+}
+
+impl Kernel<'_> {
+    /// A file of the types with these numbers and all that they contain, with numbers of their own.
+    fn copy(&self, found: Vec<u32>) -> Option<Vec<u8>> {
+        let mut numbers: HashMap<u32, u32> = HashMap::from([(0, 0)]);
+        let mut to_do = Vec::new();
+        let mut number_of = |old: u32, to_do: &mut Vec<u32>| {
+            let next = numbers.len() as u32;
+            *numbers.entry(old).or_insert_with(|| {
+                to_do.push(old);
+                next
+            })
+        };
+        for old in found {
+            number_of(old, &mut to_do);
+        }
+        let (mut types, mut texts) = (Vec::new(), vec![0u8]);
+        let mut at = 0;
+        while let Some(old) = to_do.get(at).copied() {
+            at += 1;
+            let taken = Type::first(&self.types[*self.starts.get(old as usize)?..])?;
+            let mut words = taken.alone();
+            let (parts, named) = taken.links();
+            for word in parts {
+                words[word] = number_of(words[word], &mut to_do);
+            }
+            for word in named {
+                let name = self.strings.get(words[word] as usize..)?;
+                let name = &name[..name.iter().position(|byte| *byte == 0)?];
+                words[word] = if name.is_empty() { 0 } else { texts.len() as u32 };
+                if !name.is_empty() {
+                    texts.extend(name);
+                    texts.push(0);
+                }
+            }
+            types.extend(words);
+        }
+        let size = 4 * types.len() as u32;
+        let header = [self.start, 4 * HEADER_WORDS as u32, 0, size, size, texts.len() as u32];
+        let mut file: Vec<u8> =
+            header.into_iter().chain(types).flat_map(u32::to_ne_bytes).collect();
+        file.extend(texts);
+        Some(file)
+    }
 }
 
 #[cfg(test)]

@@ -61,7 +61,7 @@ pub(crate) fn successors(
 pub(crate) enum Pinning {
     /// Each has its own maps and programs.
     Own,
-    /// Those on a cgroup share maps and programs (see `store/slots.rs`). The others have their own.
+    /// Limits on cgroups share maps and programs (see `store/slots.rs`). The others have their own.
     Shared,
     /// Those on and inside a device are one tree of classes (see `store/htb.rs`).
     Tree,

@@ -38,7 +38,7 @@ fn what_programs_read_is_as_in_the_kernel() {
     assert_eq!(taken.cast_to, numbers);
 }
 
-/// What a program does, its registers, an offset and a number.
+/// An instruction's code, its registers, an offset and a number.
 type Instruction = (u8, u8, i16, i32);
 
 /// The instructions of an object's programs for the running kernel, but for descriptors of maps.

@@ -295,7 +295,7 @@ fn is_on_cgroup(pin: &Path) -> bool {
     matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id != 0)
 }
 
-/// What the name of a pool says of those whom its limits exempt. Code points are a limit's own.
+/// The part of a pool's name that tells which prefixes its limits exempt. Code points are a limit's own.
 fn exempts_in_name(exempt: &Exempt) -> String {
     let mut hasher = DefaultHasher::new();
     exempt.prefixes.to_string().hash(&mut hasher);

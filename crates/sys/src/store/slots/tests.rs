@@ -16,18 +16,23 @@ fn options(class: Option<Class>) -> LimitOptions {
     }
 }
 
-/// Children of one parent are in a pool, whoever the parent is: one load of the programs serves them all.
-#[test]
-fn root_limits_inside_one_limit_share_programs() {
-    const TEST: &str = "root_limits_inside_one_limit_share_programs";
+/// A store of its own, with the mount that it is in, and a cgroup; `None` without root.
+fn setup(test: &str, name: &str) -> Option<(tempfile::TempDir, PrivateBpffs, Store, Nest)> {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIP {TEST}: needs root");
-        return;
+        eprintln!("SKIP {test}: needs root");
+        return None;
     }
     let dir = tempfile::tempdir().unwrap();
     let bpffs = PrivateBpffs::mount(dir.path()).unwrap();
     let store = Store::at(bpffs.path().join("t"));
-    let mut nest = Nest::new("share", 1);
+    Some((dir, bpffs, store, Nest::new(name, 1)))
+}
+
+/// Children of one parent are in a pool, whoever the parent is: one load of the programs serves them all.
+#[test]
+fn root_limits_inside_one_limit_share_programs() {
+    const TEST: &str = "root_limits_inside_one_limit_share_programs";
+    let Some((_dir, _bpffs, store, mut nest)) = setup(TEST, "share") else { return };
     for (above, name) in [(0, "a"), (0, "b"), (1, "x"), (1, "y")] {
         let group = nest.hierarchy.create(&nest.groups[above], name).unwrap();
         nest.groups.push(group);
@@ -82,14 +87,7 @@ fn root_limits_inside_one_limit_share_programs() {
 #[test]
 fn root_limits_that_exempt_the_same_share_programs() {
     const TEST: &str = "root_limits_that_exempt_the_same_share_programs";
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIP {TEST}: needs root");
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let bpffs = PrivateBpffs::mount(dir.path()).unwrap();
-    let store = Store::at(bpffs.path().join("t"));
-    let mut nest = Nest::new("exempt", 1);
+    let Some((_dir, _bpffs, store, mut nest)) = setup(TEST, "exempt") else { return };
     let rows = [
         ("a", "10.0.0.0/8,2001:db8::/32"),
         ("b", "2001:db8::/32,10.0.0.0/8,dscp:ef"),
