@@ -2,7 +2,8 @@
 /*
  * The few kernel-internal types that our programs use, with only the members they use. Offsets come
  * from the running kernel's BTF (CO-RE), so order and gaps here mean nothing. Types of the user API
- * come from <linux/...> instead; both may be included together.
+ * come from <linux/...> instead; both may be included together. kernel_types.rs takes the records
+ * here, by their names at the beginning of a line, out of the kernel's types.
  */
 #ifndef TG_VMLINUX_H
 #define TG_VMLINUX_H
