@@ -14,9 +14,9 @@
 #   scripts/vm.sh captures [NAME...]   captures of TCP that meets a policer, a queue or chance, for burst analyze
 #   scripts/vm.sh shell V          a shell on kernel V
 #
-# KERNELS="6.12 7.3" takes these kernels alone. The newest Debian package of a series is taken. `applications` takes
-# the last of them, and SYSTEMS="pace,fq" limits with these alone. An emulated machine has no usable time, so of its
-# report read the drops, the time-outs and the shares, not the latencies.
+# KERNELS="6.12 7.3" takes these kernels alone. The newest Debian package of a series is taken. `applications` and
+# `systemd` take the last of them, and SYSTEMS="pace,fq" limits with these alone. An emulated machine has no usable
+# time, so of its report read the drops, the time-outs and the shares, not the latencies.
 #
 # A machine boots on this root file system, read-only, with virtme-ng. What it needs is installed by
 # scripts/deps.sh (group vm) and kept below target/vm; this host's own apt is only asked where its mirror is.
@@ -329,6 +329,7 @@ applications)
 	;;
 systemd)
 	shift
+	[ -z "${KERNELS:-}" ] || systemd_kernel=${kernels[-1]}
 	kernels=("$systemd_kernel")
 	prepare
 	code=0

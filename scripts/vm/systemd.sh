@@ -19,7 +19,7 @@
 # for each word; what a machine writes to its disk is discarded, but from `package` to `reboot`. The directory
 # target/vm/systemd/share carries the checks in and their log out.
 
-# The kernel of these machines.
+# The kernel of these machines, where none is said.
 systemd_kernel=6.12
 # A machine that has not ended by then hangs.
 limit_systemd=40m
