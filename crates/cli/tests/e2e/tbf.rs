@@ -90,3 +90,28 @@ fn root_tbf_leaves_the_qdiscs_of_others_alone() {
     ok(&place, &bed, "limit del up");
     assert_eq!(bed.qdiscs(), before);
 }
+
+#[test]
+fn root_counters_go_on_when_another_scheme_takes_the_device() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    ok(&place, &bed, "limit add up --dev eth0 --scheme htb --egress 20mbit");
+    let passed = || {
+        let limit = &json(&place, &bed, "status --json")["limits"][0];
+        (limit["scheme"].clone(), limit["egress"]["pass_bytes"].as_u64().unwrap())
+    };
+    // Of `htb` and `tbf` a device has one: the earlier limit is off before the later one is on.
+    for scheme in ["tbf", "htb", "police", "htb"] {
+        let (_, before) = passed();
+        let received = bed.free(&bed.sender, "1 1 0 10.97.0.2").bytes();
+        let (from, sent) = passed();
+        assert!(sent >= before + received, "{from}: {before}, {received}, {sent}");
+        let message = refused(&place, &bed, "limit set up --scheme edt --egress 20mbit");
+        assert!(message.contains("`fq`"), "{message}");
+        ok(&place, &bed, &format!("limit set up --scheme {scheme} --egress 20mbit"));
+        let (now, counted) = passed();
+        assert_eq!(now, scheme);
+        // A packet counts once; what still waits may follow.
+        assert!((sent..sent + received / 2).contains(&counted), "{from}, {now}: {sent}, {counted}");
+    }
+}

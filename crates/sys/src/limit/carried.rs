@@ -32,6 +32,15 @@ impl Counted {
 }
 
 impl Carried {
+    /// What a limit has counted, by direction.
+    pub(crate) fn of_readings(readings: &[Reading; DIRECTIONS]) -> Carried {
+        Carried(readings.each_ref().map(|reading| Counted {
+            packets: reading.counters.packets,
+            bytes: reading.counters.bytes,
+            colours: reading.colours.map_or_else(Default::default, |of| [of.packets, of.bytes]),
+        }))
+    }
+
     /// Reads a pinned map of any version, in which a limit has a number. All versions have packets and bytes
     /// by outcome first. Colours are read where the map has the size of this version.
     pub(crate) fn of(counters: &MapHandle, at: u32) -> Carried {

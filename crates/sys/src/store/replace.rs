@@ -8,7 +8,7 @@ use std::{fs, path::Path};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
-use tidegate_core::{Scope, police::Hook};
+use tidegate_core::{Direction, Scope, police::Hook};
 
 use super::{
     ASIDE, BUILDING, CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, StoreLock,
@@ -26,8 +26,8 @@ use crate::{
     bpf::lookup,
     cgroup::Hierarchy,
     device::{self, PROGRAM_PINS, XDP_PIN},
-    intf,
-    limit::{Carried, LimitOptions},
+    intf::{self, DIRECTIONS},
+    limit::{Carried, LimitOptions, Reading},
     schemes::{
         LINKS,
         htb::{ROOT, SLOT, SLOTS_PIN, name_in},
@@ -38,6 +38,8 @@ use crate::{
 const SETTINGS: &str = "settings";
 /// A symbolic link as the intent is: any version can read it.
 const CARRIED: &str = "carried";
+/// The same: what a limit had counted when it was set aside.
+const COUNTED: &str = "counted";
 
 impl Store {
     /// Puts a limit in the place of another one of its name. Where the kernel lets both be, the new one comes
@@ -59,7 +61,7 @@ impl Store {
         let fits = match self.open(hierarchy, name) {
             Err(StoreError::Unreadable { .. }) if !self.fits_beside_unread(name, options) => {
                 // It cannot be put back.
-                let counted = self.counted_in(name);
+                let counted = self.counted_in(hierarchy, name);
                 self.take_away(lock, name)?;
                 install()?;
                 self.carry(name, &counted);
@@ -72,7 +74,8 @@ impl Store {
             install()?;
             let earlier = format!("{BUILDING}{name}");
             // Both have counted for a moment.
-            let counted = self.counted_in(&earlier).minus(&self.counted_in(name));
+            let counted = self.counted_in(hierarchy, &earlier);
+            let counted = counted.minus(&self.counted_in(hierarchy, name));
             self.carry(name, &counted);
             return self.take_off(&earlier);
         }
@@ -83,26 +86,43 @@ impl Store {
         }
     }
 
-    /// What a limit of any version has counted.
-    fn counted_in(&self, entry: &str) -> Carried {
-        let at = self.at_of(entry);
-        let counters = MapHandle::from_pinned_path(self.root.join(entry).join("counters"));
-        let counted = counters.map(|counters| Carried::of(&counters, at)).unwrap_or_default();
-        counted.plus(&self.carried_in(entry))
+    /// What a limit of any version has counted. Of one of another version that is what its programs have.
+    fn counted_in(&self, hierarchy: &Hierarchy, entry: &str) -> Carried {
+        let readable = self.open_at(hierarchy, entry).ok().and_then(|limit| {
+            let mut readings = [Reading::default(); DIRECTIONS];
+            for direction in [Direction::Egress, Direction::Ingress] {
+                readings[intf::index(direction)] = limit.maps.read(direction).ok()?;
+            }
+            Some(Carried::of_readings(&readings))
+        });
+        readable.unwrap_or_else(|| {
+            let counters = MapHandle::from_pinned_path(self.root.join(entry).join("counters"));
+            let at = self.at_of(entry);
+            let counted = counters.map(|counters| Carried::of(&counters, at)).unwrap_or_default();
+            counted.plus(&self.carried_in(entry))
+        })
     }
 
     /// What an earlier version had counted when a limit was replaced.
     pub(super) fn carried_in(&self, entry: &str) -> Carried {
-        let text = fs::read_link(self.root.join(entry).join(CARRIED)).ok();
-        let carried = text.and_then(|text| serde_json::from_str(text.to_str()?).ok());
-        carried.unwrap_or_default()
+        self.written_in(entry, CARRIED).unwrap_or_default()
     }
 
-    /// Has a limit go on from what its predecessor has counted. It is in force also where that fails.
+    /// Has a limit go on from what its predecessor has counted.
     fn carry(&self, name: &str, counted: &Carried) {
+        self.write_in(name, CARRIED, counted);
+    }
+
+    fn written_in(&self, entry: &str, link: &str) -> Option<Carried> {
+        let text = fs::read_link(self.root.join(entry).join(link)).ok()?;
+        serde_json::from_str(text.to_str()?).ok()
+    }
+
+    /// Writes what was counted, once. A limit is in force also where that fails.
+    fn write_in(&self, entry: &str, link: &str, counted: &Carried) {
         // Numbers always are JSON.
         let text = serde_json::to_string(counted).unwrap_or_default();
-        let _ = symlink(Path::new(&text), &self.root.join(name).join(CARRIED));
+        let _ = symlink(Path::new(&text), &self.root.join(entry).join(link));
     }
 
     /// Puts a limit back that made way for another one; why that is not on, and this one perhaps neither.
@@ -154,10 +174,12 @@ impl Store {
     pub fn set_aside(&self, lock: &StoreLock, name: &str) -> Result<(), StoreError> {
         let (dir, aside) = (self.root.join(name), self.root.join(format!("{ASIDE}{name}")));
         let hierarchy = Hierarchy::find().map_err(|e| limit_error(name)(e.into()))?;
-        // What it shares with others is cleared.
+        // What it shares with others is cleared, and a qdisc counts no more.
         keep_settings(&self.open(&hierarchy, name)?.limit, &dir)?;
+        let counted = self.counted_in(&hierarchy, name);
         lock.journal.begin(self.removal(Deed::SetAside, name))?;
         fs::rename(&dir, &aside).map_err(io_error(&dir, "rename"))?;
+        self.write_in(&format!("{ASIDE}{name}"), COUNTED, &counted);
         let done = self.clear_aside(name);
         lock.journal.end();
         done.map_err(|e| self.put_back_after(lock, name, e))
@@ -185,11 +207,14 @@ impl Store {
         }
     }
 
-    /// Another limit is in the place of one that was set aside.
+    /// Another limit is in the place of one that was set aside; with its name it goes on from its count.
     pub(super) fn forget(&self, name: &str) -> Result<(), StoreError> {
         let (aside, gone) = (format!("{ASIDE}{name}"), format!("{BUILDING}{name}"));
         let gone = self.root.join(gone);
-        self.pass_clsact_on(&format!("{ASIDE}{name}"));
+        self.pass_clsact_on(&aside);
+        if let Some(counted) = self.written_in(&aside, COUNTED) {
+            self.carry(name, &counted);
+        }
         // In one step, or what is left of it might be put back.
         fs::rename(self.root.join(aside), &gone).map_err(io_error(&gone, "rename to"))?;
         remove_pins(&gone)
