@@ -111,7 +111,7 @@ fn root_counters_go_on_when_another_scheme_takes_the_device() {
         ok(&place, &bed, &format!("limit set up --scheme {scheme} --egress 20mbit"));
         let (now, counted) = passed();
         assert_eq!(now, scheme);
-        // A packet counts once; what still waits may follow.
-        assert!((sent..sent + received / 2).contains(&counted), "{from}, {now}: {sent}, {counted}");
+        // A packet counts once. Those that still wait may follow.
+        assert!((sent..sent + received).contains(&counted), "{from}, {now}: {sent}, {counted}");
     }
 }

@@ -32,7 +32,7 @@ impl Counted {
 }
 
 impl Carried {
-    /// What a limit has counted, by direction.
+    /// Packets, bytes and colours of a limit's readings by direction.
     pub(crate) fn of_readings(readings: &[Reading; DIRECTIONS]) -> Carried {
         Carried(readings.each_ref().map(|reading| Counted {
             packets: reading.counters.packets,

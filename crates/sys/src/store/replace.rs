@@ -86,7 +86,7 @@ impl Store {
         }
     }
 
-    /// What a limit of any version has counted. Of one of another version that is what its programs have.
+    /// Reads the counters of a limit; those of another version are read without its scheme, from their map.
     fn counted_in(&self, hierarchy: &Hierarchy, entry: &str) -> Carried {
         let readable = self.open_at(hierarchy, entry).ok().and_then(|limit| {
             let mut readings = [Reading::default(); DIRECTIONS];
