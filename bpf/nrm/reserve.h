@@ -34,7 +34,7 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct
 
 	if (!conf || !queue || !packet)
 		return 0;
-	/* In line, as the search for the cell: each call would cost a packet some 10 ns. */
+	/* In line, as the search for the cell: each call would cost a packet 10 to 22 ns. */
 	flow = fl_hash_at_hand((void *)(long)skb->data, (void *)(long)skb->data_end, skb->protocol);
 	if (!flow)
 		flow = fl_hash(skb, tg_load_from, 0, skb->protocol);
