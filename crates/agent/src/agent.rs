@@ -89,8 +89,8 @@ pub enum Event {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     ReadFiles,
-    /// Read what runs on the host; its programs only if a limit asks for them. The cgroups of `own` limits
-    /// go if they are empty.
+    /// Read what runs on the host; its programs only if a limit asks for them. Limits of `own` may have
+    /// processes in cgroups of their own. Those of others go back to where they were.
     Scan {
         programs: bool,
         own: BTreeSet<String>,
@@ -346,7 +346,10 @@ impl Agent {
         }
         if self.scan_due.is_some_and(|due| due <= now) {
             self.scan_due = None;
-            let own = self.managed.clone();
+            let limits =
+                self.files.iter().flat_map(|files| &files.specs).flat_map(|spec| &spec.limits);
+            let own = limits.filter(|limit| limit.follow.moves).map(|limit| limit.name.clone());
+            let own = own.collect();
             return Some(Action::Scan { programs: self.asks_for_programs(), own });
         }
         let boundary = self.goal.next.is_some_and(|next| next <= wall.timestamp());
@@ -381,11 +384,12 @@ impl Agent {
         world.pods = self.pods.clone();
         let goal = goal(files, world, wall);
         let mut moves = goal.moves.clone();
+        // One that could not be moved is not tried again before something else changes. One that was moved,
+        // and has gone back since, is.
+        self.moved.retain(|one| goal.moves.contains(one));
         moves.retain(|one| !self.moved.contains(one));
         if !moves.is_empty() {
             moves.truncate(MOVES_MAX);
-            // One that could not be moved is not tried again before something else changes.
-            self.moved.retain(|one| goal.moves.contains(one));
             self.moved.extend(moves.iter().cloned());
             self.dirty = true;
             return self.todo.push_back(Action::Move(moves));

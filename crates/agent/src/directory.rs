@@ -15,10 +15,8 @@ pub fn read(directory: &Path) -> Files {
     let mut files = Files::default();
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
-        // There is nothing to keep.
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return files,
         Err(e) => {
-            files.errors.push(format!("{}: {e}", directory.display()));
+            files.errors.push(format!("{}: cannot be read: {e}", directory.display()));
             return files;
         }
     };

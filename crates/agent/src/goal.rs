@@ -118,7 +118,8 @@ pub struct Goal {
     pub reports: Vec<LimitReport>,
     /// Those that wait, with what they wait for.
     pub waiting: Vec<Waits>,
-    /// Names of limits that have no rate at this time: they are taken off.
+    /// Names of limits that are taken off: those that have no rate at this time, those whose cgroup an
+    /// earlier limit has, and those inside one of these.
     pub off: BTreeSet<String>,
     pub moves: Vec<Move>,
     /// It asks for pods, and which there are is not known yet: limits that it does not have may be theirs.
@@ -134,7 +135,10 @@ impl Goal {
     /// The names that stay as they are, if they are on the host: those that wait or are refused.
     pub fn kept(&self) -> impl Iterator<Item = &LimitReport> {
         let kept = [LimitState::Waiting, LimitState::Refused];
-        self.reports.iter().filter(move |report| kept.contains(&report.state))
+        let is_kept = move |report: &&LimitReport| {
+            kept.contains(&report.state) && !self.off.contains(&report.name)
+        };
+        self.reports.iter().filter(is_kept)
     }
 
     /// Whether the files have a limit of this name that is not off.
@@ -357,7 +361,8 @@ impl Builder<'_> {
         limits.map(|limit| (limit.name.as_str(), limit.parent.as_deref())).collect()
     }
 
-    /// Refuses limits on a cgroup that an earlier one has, unless one is inside the other.
+    /// Refuses limits on a cgroup that an earlier one has, unless one is inside the other. They are taken
+    /// off, as the earlier one could not be put on beside them.
     fn conflicts(&mut self) {
         let parents = self.parents();
         // Of a tree that goes on in a limit of no file only the plan can tell.
@@ -381,22 +386,32 @@ impl Builder<'_> {
             }
         }
         self.give_up(LimitState::Refused, &refused);
+        self.goal.off.extend(refused.into_keys());
     }
 
     /// Has limits wait whose parent does.
     fn with_parents(&mut self) {
         loop {
             let absent: BTreeSet<_> = self.goal.kept().map(|report| report.name.clone()).collect();
-            let waits = self.goal.limits.iter().filter_map(|GoalLimit { limit, .. }| {
-                let parent = limit.parent.as_ref().filter(|parent| absent.contains(*parent))?;
-                Some((limit.name.clone(), format!("its parent `{parent}` waits or is refused")))
-            });
-            let waits: BTreeMap<_, _> = waits.collect();
-            if waits.is_empty() {
-                return;
+            let (mut waits, mut off) = (BTreeMap::new(), Vec::new());
+            for GoalLimit { limit, .. } in &self.goal.limits {
+                let Some(parent) = &limit.parent else { continue };
+                if self.goal.off.contains(parent) {
+                    off.push(limit.name.clone());
+                } else if !absent.contains(parent) {
+                    continue;
+                }
+                let reason = format!("its parent `{parent}` waits or is refused");
+                waits.insert(limit.name.clone(), reason);
             }
+            if waits.is_empty() {
+                break;
+            }
+            self.goal.off.extend(off);
             self.give_up(LimitState::Waiting, &waits);
         }
+        let off = &self.goal.off;
+        self.goal.waiting.retain(|waits| !off.contains(&waits.name));
     }
 
     fn give_up(&mut self, state: LimitState, names: &BTreeMap<String, String>) {

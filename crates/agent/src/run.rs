@@ -17,7 +17,7 @@ use rustix::{
 use sd_notify::NotifyState;
 use tidegate_host::{host::Host, world::World};
 use tidegate_sys::{
-    cgroup::{Cgroup, CgroupError},
+    cgroup::{Cgroup, CgroupError, Hierarchy},
     names,
     preflight::PreflightError,
     store::StoreError,
@@ -270,7 +270,7 @@ impl Shell<'_> {
                     // What has come below a new cgroup before it was watched.
                     world = scan::scan(self.host.hierarchy(), top, programs);
                 }
-                remove_empty(self.host.hierarchy().mount(), &world, &own);
+                give_back(self.host.hierarchy(), &world, &own);
                 Some(Event::Scanned { world, whole: self.cgroups.is_whole() })
             }
             Action::Gate { open } => Some(Event::Gate(self.gate(open))),
@@ -406,13 +406,25 @@ impl Shell<'_> {
     }
 }
 
-/// Removes the cgroups to which processes of these limits were moved and that have ended. The kernel keeps
-/// those that are not empty.
-fn remove_empty(mount: &Path, world: &World, limits: &BTreeSet<String>) {
-    let own: BTreeSet<_> = limits.iter().map(|limit| own_cgroup(limit)).collect();
+/// Gives back the processes that were moved into a cgroup for a limit, but for those of `own` limits, and
+/// removes such cgroups that are empty. Units of systemd may have names like theirs, and are left alone.
+fn give_back(hierarchy: &Hierarchy, world: &World, own: &BTreeSet<String>) {
+    let own: BTreeSet<_> = own.iter().map(|limit| own_cgroup(limit)).collect();
     for path in world.cgroups.keys() {
-        if path.rsplit('/').next().is_some_and(|name| own.contains(name)) {
-            let _ = fs::remove_dir(mount.join(path));
+        let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let is_unit = [".service", ".scope", ".slice"].iter().any(|kind| name.ends_with(kind));
+        if !name.starts_with(&own_cgroup("")) || is_unit && !own.contains(name) {
+            continue;
         }
+        if let (false, Ok(cgroup), Ok(above)) =
+            (own.contains(name), hierarchy.open(path), hierarchy.open(above))
+        {
+            // What cannot go back stays where it is.
+            for pid in cgroup.processes().unwrap_or_default() {
+                let _ = above.add(pid);
+            }
+        }
+        // The kernel keeps one that is not empty.
+        let _ = fs::remove_dir(hierarchy.mount().join(path));
     }
 }

@@ -81,6 +81,15 @@ fn two_limits_of_one_cgroup_are_told_apart_unless_one_is_inside_the_other() {
              first, has it",
         ]
     );
+    // It is taken off, so that the first can be put on, and whatever is inside it goes with it.
+    let child = limit("c", "cgroup = \"system.slice/a.service/x\"", "parent = \"b\"");
+    let with_child = goal(&files(&[&(both.clone() + &child)]), &world, &now());
+    assert!(states(&with_child)[2].starts_with("c waiting: there is no cgroup"));
+    let below = self::world(&["system.slice/a.service", "system.slice/a.service/x"]);
+    let with_child = goal(&files(&[&(both.clone() + &child)]), &below, &now());
+    assert_eq!(states(&with_child)[2], "c waiting: its parent `b` waits or is refused");
+    assert_eq!(with_child.off, ["b", "c"].map(str::to_owned).into());
+    assert_eq!((with_child.kept().count(), with_child.waiting.len()), (0, 0));
     let inside = both.replace("a*\" }", "a*\" }\nparent = \"a\"");
     assert_eq!(goal(&files(&[&inside]), &world, &now()).limits.len(), 2);
     // At any depth; siblings are not inside each other.

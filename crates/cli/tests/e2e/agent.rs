@@ -231,6 +231,39 @@ fn root_agent_one_wrong_limit_keeps_none_of_the_others_away() {
 }
 
 #[test]
+fn root_agent_an_earlier_limit_takes_a_cgroup_over() {
+    need_root!();
+    let place = Place::new();
+    let slice = Slice::new(&place);
+    let bed = Bed::new(&place, &slice.group);
+    let unit = format!("unit = \"{}.service\"", slice.unique);
+    let cgroup = slice.make(&format!("{}.service", slice.unique));
+    let below = place.hierarchy.create(&cgroup, "below").unwrap();
+    let inside = format!("cgroup = \"{}\"", below.path());
+    let later = limit("later", &unit, "egress = \"20mbit\"")
+        + &limit("inside", &inside, "egress = \"9mbit\"\nparent = \"later\"");
+    bed.write("b.toml", &later);
+    let _agent = bed.start();
+    bed.wait_said("inside", "in_force");
+    assert_eq!(bed.rate("later"), Some(20_000_000));
+    for _ in 0..2 {
+        bed.write("a.toml", &limit("first", &unit, "egress = \"10mbit\""));
+        bed.wait_said("first", "in_force");
+        let reason = bed.wait_said("later", "refused");
+        assert!(reason.ends_with("`first`, which comes first, has it"), "{reason}");
+        assert_eq!(bed.wait_said("inside", "waiting"), "its parent `later` waits or is refused");
+        wait_for("the other limit", || (bed.rate("first") == Some(10_000_000)).then_some(()));
+        assert_eq!((bed.rate("later"), bed.rate("inside")), (None, None));
+        whole(&cgroup);
+        fs::remove_file(bed.dir.join("a.toml")).unwrap();
+        bed.wait_said("inside", "in_force");
+        wait_for("the limit", || (bed.rate("inside") == Some(9_000_000)).then_some(()));
+        assert_eq!((bed.rate("first"), bed.rate("later")), (None, Some(20_000_000)));
+    }
+    place.ok(&["detach"]);
+}
+
+#[test]
 fn root_agent_reads_files_again_and_an_error_leaves_what_is_in_force() {
     need_root!();
     let place = Place::new();
@@ -259,6 +292,16 @@ fn root_agent_reads_files_again_and_an_error_leaves_what_is_in_force() {
     bed.write("b.toml", &unit("b", "30mbit"));
     signal(agent.0.id(), Signal::HUP);
     assert_eq!((bed.rate("a"), bed.rate("b")), (Some(20_000_000), Some(10_000_000)));
+    // All of them away is an error, too.
+    let away = bed.dir.with_extension("away");
+    fs::rename(&bed.dir, &away).unwrap();
+    signal(agent.0.id(), Signal::HUP);
+    let error = format!("{}: cannot be read: No such file", bed.dir.display());
+    wait_for("the error", || {
+        bed.status()["agent"]["errors"][0].as_str()?.starts_with(&error).then_some(())
+    });
+    assert_eq!((bed.rate("a"), bed.rate("b")), (Some(20_000_000), Some(10_000_000)));
+    fs::rename(away, &bed.dir).unwrap();
     // Put right, with one gone: what is not in the files any more is taken off, what is of others stays.
     let other = place.child("other");
     place.ok(&["limit", "add", "other", "--cgroup", other.path(), "--egress", "1mbit"]);
@@ -356,6 +399,12 @@ fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
     let own = place.hierarchy.open(&format!("{}/tidegate.prog", place.group.path())).unwrap();
     whole(&own);
     assert_eq!(own.processes().unwrap(), [one.0.id()]);
+    // Without its limit it goes back.
+    bed.write("a.toml", "");
+    wait_for("the end of its cgroup", || (!own.absolute().exists()).then_some(()));
+    assert!(place.group.processes().unwrap().contains(&one.0.id()));
+    bed.write("a.toml", &limit("prog", &exe, "egress = \"10mbit\"\nmove = true"));
+    bed.wait_said("prog", "in_force");
     // It ends, and its cgroup goes.
     one.0.kill().unwrap();
     one.exit_code();
