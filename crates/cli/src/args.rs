@@ -19,7 +19,7 @@ mod web;
 pub use agent::{AgentArgs, ContainersArgs, PodsArgs};
 pub use burst::{AnalyzeArgs, BurstVerb, SizeArgs, UdpSource};
 pub use daemon::DaemonArgs;
-pub use limit::{LimitArgs, command};
+pub use limit::{LimitArgs, command, table};
 pub use nic::NicArgs;
 pub use web::{HistoryArgs, WebArgs};
 

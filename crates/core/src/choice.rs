@@ -13,7 +13,7 @@ use alloc::{string::String, vec::Vec};
 use core::{fmt, str::FromStr};
 
 use crate::{
-    scheme::{SCHEMES, Scheme},
+    scheme::{SCHEMES, Scheme, Trees},
     scope::Scope,
 };
 
@@ -147,7 +147,7 @@ fn against(scheme: Scheme, request: &Request<'_>, kernel: Kernel) -> Option<Why>
     if let Some(field) = request.fields.iter().find(|field| !info.has(field)) {
         return Some(Why::Field(scheme, field));
     }
-    if (request.has_parent || request.is_parent) && !info.in_trees {
+    if (request.has_parent || request.is_parent) && info.trees == Trees::None {
         return Some(Why::Alone(scheme));
     }
     // What comes in by the device meets a qdisc only on an ifb device.

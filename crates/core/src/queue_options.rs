@@ -47,8 +47,8 @@ pub enum ConfigError {
         /// The limit's rate.
         rate: Rate,
     },
-    /// The scheme has no virtual queue.
-    #[error("scheme `{0}` does not work by a virtual queue")]
+    /// The scheme does not work on this scope, or in this direction.
+    #[error("scheme `{0}` cannot limit this; it works on {scopes}", scopes = .0.info().scopes)]
     Scheme(Scheme),
     /// A policer's bucket.
     #[error(transparent)]

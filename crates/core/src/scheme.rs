@@ -1,9 +1,9 @@
 //! The schemes: how a limit acts on packets.
 
-use alloc::{borrow::ToOwned, string::String};
+use alloc::{borrow::ToOwned, format, string::String, vec::Vec};
 use core::{fmt, str::FromStr};
 
-use crate::virtual_queue::Direction;
+use crate::{scope::Scope, virtual_queue::Direction};
 
 /// How a limit acts on packets.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,14 +44,18 @@ pub struct SchemeInfo {
     pub scopes: &'static str,
     /// Its page in `docs`.
     pub page: &'static str,
-    /// It can be attached to devices and ports, too.
-    pub on_devices: bool,
+    /// The directions that it limits on a cgroup; none: it does not work there.
+    pub cgroups: &'static [Direction],
+    /// The same on a device.
+    pub devices: &'static [Direction],
+    /// The same on a port.
+    pub ports: &'static [Direction],
     /// It sets something on TCP sockets.
     pub sets_sockets: bool,
     /// Its packets wait in a qdisc at the root of the device.
     pub has_qdisc: bool,
-    /// Its limits may be the parents and children of others.
-    pub in_trees: bool,
+    /// The trees in which its limits may be the parents and children of others.
+    pub trees: Trees,
     /// The kinds of its queues: on egress, on ingress.
     pub queues: [QueueKind; 2],
     /// The settings that a limit of this scheme has, by their names in a spec file. Others are refused.
@@ -66,6 +70,22 @@ pub struct SchemeInfo {
     pub qdisc_programs: &'static [&'static str],
 }
 
+/// The trees in which limits are inside others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trees {
+    /// In none.
+    None,
+    /// Limits on cgroups.
+    OfCgroups,
+    /// Limits on cgroups and ports inside that of a device.
+    OfADevice,
+}
+
+const NONE: &[Direction] = &[];
+const EGRESS: &[Direction] = &[Direction::Egress];
+const INGRESS: &[Direction] = &[Direction::Ingress];
+const BOTH: &[Direction] = &[Direction::Egress, Direction::Ingress];
+
 /// Every scheme of this version, in the order of [`Scheme`].
 pub static SCHEMES: [SchemeInfo; 9] = [
     SchemeInfo {
@@ -74,10 +94,12 @@ pub static SCHEMES: [SchemeInfo; 9] = [
         about: "each TCP connection gets its fair rate or window; a virtual queue stands behind it",
         scopes: "cgroups",
         page: "pace.md",
-        on_devices: false,
+        cgroups: BOTH,
+        devices: NONE,
+        ports: NONE,
         sets_sockets: true,
         has_qdisc: false,
-        in_trees: true,
+        trees: Trees::OfCgroups,
         queues: [QueueKind::Paced, QueueKind::Windows],
         fields: &[
             "egress",
@@ -104,10 +126,12 @@ pub static SCHEMES: [SchemeInfo; 9] = [
         about: "a virtual queue alone marks (ECN), reduces congestion windows and drops",
         scopes: "cgroups",
         page: "nrm.md",
-        on_devices: false,
+        cgroups: BOTH,
+        devices: NONE,
+        ports: NONE,
         sets_sockets: true,
         has_qdisc: false,
-        in_trees: true,
+        trees: Trees::OfCgroups,
         queues: [QueueKind::Alone; 2],
         fields: &[
             "egress",
@@ -135,10 +159,12 @@ pub static SCHEMES: [SchemeInfo; 9] = [
         about: "each packet gets a departure time, and the qdisc `fq` keeps it until then; egress only",
         scopes: "cgroups, devices, ports",
         page: "edt.md",
-        on_devices: true,
+        cgroups: EGRESS,
+        devices: EGRESS,
+        ports: EGRESS,
         sets_sockets: false,
         has_qdisc: false,
-        in_trees: false,
+        trees: Trees::None,
         queues: [QueueKind::Departures; 2],
         fields: &["egress", "burst", "mark", "drop", "exempt", "loopback"],
         qdisc: Some("fq"),
@@ -152,10 +178,12 @@ pub static SCHEMES: [SchemeInfo; 9] = [
         about: "a token bucket drops, marks or colours what finds no tokens",
         scopes: "cgroups, devices, ports",
         page: "police.md",
-        on_devices: true,
+        cgroups: BOTH,
+        devices: BOTH,
+        ports: BOTH,
         sets_sockets: false,
         has_qdisc: false,
-        in_trees: false,
+        trees: Trees::None,
         queues: [QueueKind::Bucket; 2],
         fields: &[
             "egress", "ingress", "burst", "meter", "actions", "fair", "hook", "match", "exempt",
@@ -172,10 +200,12 @@ pub static SCHEMES: [SchemeInfo; 9] = [
         about: "packets wait in the kernel's HTB",
         scopes: "devices, ports, and cgroups inside their limits",
         page: "htb.md",
-        on_devices: true,
+        cgroups: NONE,
+        devices: BOTH,
+        ports: BOTH,
         sets_sockets: false,
         has_qdisc: true,
-        in_trees: true,
+        trees: Trees::OfADevice,
         queues: [QueueKind::Qdisc; 2],
         fields: &["egress", "ingress", "ceiling", "guarantee", "weight", "burst", "ecn", "drop"],
         qdisc: Some("htb"),
@@ -189,10 +219,12 @@ pub static SCHEMES: [SchemeInfo; 9] = [
         about: "HTB with a short queue; ECE in the ACKs that come back slows the senders down",
         scopes: "devices, ports",
         page: "acks.md",
-        on_devices: true,
+        cgroups: NONE,
+        devices: BOTH,
+        ports: BOTH,
         sets_sockets: false,
         has_qdisc: true,
-        in_trees: false,
+        trees: Trees::None,
         queues: [QueueKind::ShortQdisc; 2],
         fields: &["egress", "ingress", "burst", "drop"],
         qdisc: Some("htb"),
@@ -206,10 +238,12 @@ pub static SCHEMES: [SchemeInfo; 9] = [
         about: "HTB with a short queue; the ACKs that come back carry smaller receive windows",
         scopes: "devices, ports",
         page: "acks.md",
-        on_devices: true,
+        cgroups: NONE,
+        devices: BOTH,
+        ports: BOTH,
         sets_sockets: false,
         has_qdisc: true,
-        in_trees: false,
+        trees: Trees::None,
         queues: [QueueKind::ShortQdisc; 2],
         fields: &["egress", "ingress", "burst", "drop"],
         qdisc: Some("htb"),
@@ -223,10 +257,12 @@ pub static SCHEMES: [SchemeInfo; 9] = [
         about: "a timing wheel in user space, between the two ports of `tidegate nic`",
         scopes: "ports of `tidegate nic`",
         page: "carousel.md",
-        on_devices: false,
+        cgroups: NONE,
+        devices: NONE,
+        ports: NONE,
         sets_sockets: false,
         has_qdisc: false,
-        in_trees: false,
+        trees: Trees::None,
         queues: [QueueKind::Alone; 2],
         fields: &["egress", "ingress", "burst", "mark"],
         qdisc: None,
@@ -240,10 +276,12 @@ pub static SCHEMES: [SchemeInfo; 9] = [
         about: "packets that leave wait in the kernel's token bucket filter, in one queue",
         scopes: "devices, ports",
         page: "tbf.md",
-        on_devices: true,
+        cgroups: NONE,
+        devices: EGRESS,
+        ports: INGRESS,
         sets_sockets: false,
         has_qdisc: true,
-        in_trees: false,
+        trees: Trees::None,
         queues: [QueueKind::Qdisc; 2],
         fields: &["egress", "ingress", "burst", "drop"],
         qdisc: Some("tbf"),
@@ -280,6 +318,16 @@ impl SchemeInfo {
     pub fn has(&self, field: &str) -> bool {
         field == "scheme" || self.fields.contains(&field)
     }
+
+    /// The directions that it limits on a scope, without a parent; none: it does not work there.
+    #[must_use]
+    pub fn on(&self, scope: &Scope) -> &'static [Direction] {
+        match scope {
+            Scope::Cgroup(_) | Scope::Select(_) => self.cgroups,
+            Scope::Dev(_) => self.devices,
+            Scope::Port(_) => self.ports,
+        }
+    }
 }
 
 /// The kind of queue that a limit's thresholds are for.
@@ -310,23 +358,19 @@ pub enum QueueKind {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchemeError {
     /// An unknown scheme.
-    #[error("unknown scheme `{0}`; use {names}, or leave it out", names = names())]
+    #[error("unknown scheme `{0}`; use {names}, or leave it out", names = list('`', |_| true))]
     Unknown(String),
 }
 
-/// All names, as in a sentence.
-fn names() -> String {
-    let mut text = String::new();
-    for (at, info) in SCHEMES.iter().enumerate() {
-        text += match at {
-            0 => "`",
-            at if at + 1 == SCHEMES.len() => " or `",
-            _ => ", `",
-        };
-        text += info.name;
-        text += "`";
+/// The names of some schemes in quotes, as in a sentence: the last one after "or".
+#[must_use]
+pub fn list(quote: char, is_in: impl Fn(&SchemeInfo) -> bool) -> String {
+    let names = SCHEMES.iter().filter(|info| is_in(info)).map(|info| info.name);
+    let names: Vec<_> = names.map(|name| format!("{quote}{name}{quote}")).collect();
+    match names.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        _ => names.concat(),
     }
-    text
 }
 
 impl FromStr for Scheme {
@@ -353,6 +397,21 @@ mod tests {
         for (at, info) in SCHEMES.iter().enumerate() {
             assert_eq!(info.scheme as usize, at);
             assert_eq!(info.name.parse(), Ok(info.scheme));
+        }
+    }
+
+    #[test]
+    fn what_is_said_of_its_scopes_is_what_the_columns_say() {
+        for info in SCHEMES.iter().filter(|info| info.scheme != Scheme::Carousel) {
+            let on_cgroups = !info.cgroups.is_empty() || info.trees == Trees::OfADevice;
+            assert_eq!(info.scopes.contains("cgroups"), on_cgroups, "{}", info.name);
+            assert_eq!(info.scopes.contains("devices"), !info.devices.is_empty(), "{}", info.name);
+            assert_eq!(info.scopes.contains("ports"), !info.ports.is_empty(), "{}", info.name);
+            for (direction, field) in BOTH.iter().zip(["egress", "ingress"]) {
+                let columns = [info.cgroups, info.devices, info.ports];
+                let limits = columns.iter().any(|column| column.contains(direction));
+                assert_eq!(info.has(field), limits, "{}: {field}", info.name);
+            }
         }
     }
 

@@ -64,6 +64,16 @@ impl Scope {
         }
     }
 
+    /// `cgroup`, `device` or `port`: what a scheme works on or not.
+    #[must_use]
+    pub fn noun(&self) -> &'static str {
+        match self {
+            Scope::Cgroup(_) | Scope::Select(_) => "cgroup",
+            Scope::Dev(_) => "device",
+            Scope::Port(_) => "port",
+        }
+    }
+
     /// Whether it is a network device, from either side.
     #[must_use]
     pub fn is_device(&self) -> bool {

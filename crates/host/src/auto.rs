@@ -12,7 +12,7 @@ use tidegate_sys::limit::LimitOptions;
 
 use crate::{
     plan::Present,
-    settings::{Patch, SchemeSetting, SettingsError, fields::FIELDS, fits, inside_another},
+    settings::{Patch, SchemeSetting, SettingsError, fields::FIELDS, inside_another},
 };
 
 /// Which limits are inside which, by name.
@@ -102,7 +102,7 @@ impl Written<'_> {
         kernel: Kernel,
         is: Option<&LimitOptions>,
     ) -> Result<LimitOptions, SettingsError> {
-        let with = |base: &LimitOptions| fits(self.scope, self.patch.on(base)?);
+        let with = |base: &LimitOptions| self.patch.on(base, self.scope);
         if !self.is_auto() {
             return with(&base);
         }

@@ -231,12 +231,12 @@ fn hooks(survey: &Survey) -> Option<Finding> {
 
 /// What keeps a scheme from working here, with what to do; `None` if nothing does.
 fn obstacle(info: &SchemeInfo, survey: &Survey) -> Option<(String, String)> {
-    let on_cgroups = !info.cgroup_programs.is_empty();
+    let on_cgroups = !info.cgroups.is_empty();
     if on_cgroups && hook(survey, Hook::Cgroup) == Some(false) {
         let advice = "boot a kernel with CONFIG_CGROUP_BPF=y".to_owned();
         return Some(("the kernel refuses programs of cgroups".to_owned(), advice));
     }
-    if info.on_devices && !on_cgroups && on_devices(survey) == Some(false) {
+    if !info.devices.is_empty() && !on_cgroups && on_devices(survey) == Some(false) {
         let advice = "boot a kernel with CONFIG_NET_CLS_ACT=y".to_owned();
         return Some(("the kernel refuses programs of devices".to_owned(), advice));
     }

@@ -13,7 +13,11 @@ use std::{
     fmt,
 };
 
-use tidegate_core::{Direction, Rate, Scheme, Scope, class::MAX_DEPTH};
+use tidegate_core::{
+    Direction, Rate, Scheme, Scope,
+    class::MAX_DEPTH,
+    scheme::{Trees, list},
+};
 use tidegate_sys::{
     limit::LimitOptions,
     store::{can_contain, contains},
@@ -101,7 +105,7 @@ pub enum FamilyProblem {
         parent: String,
     },
     /// A scheme that shares with nobody.
-    #[error("`{parent}` has scheme `{scheme}`; a parent has `pace` or `nrm`")]
+    #[error("`{parent}` has scheme `{scheme}`; a parent has {}", list('`', |i| i.trees == Trees::OfCgroups))]
     ParentScheme {
         /// The parent.
         parent: String,
@@ -118,8 +122,10 @@ pub enum FamilyProblem {
     },
     /// A tree on a device has one scheme.
     #[error(
-        "`{parent}` has scheme `{theirs}` and this limit `{ours}`; in a tree on a device all have `htb`, in \
-         a tree of cgroups `pace` or `nrm`"
+        "`{parent}` has scheme `{theirs}` and this limit `{ours}`; in a tree on a device all have {}, in a \
+         tree of cgroups {}",
+        list('`', |info| info.trees == Trees::OfADevice),
+        list('`', |info| info.trees == Trees::OfCgroups)
     )]
     Schemes {
         /// The parent.
@@ -326,7 +332,7 @@ fn stands_below(limit: &Member, above: &Member) -> Result<(), FamilyProblem> {
     if let Some(scope) = above.scope.clone().filter(|s| s.is_device() && !is_tree(s)) {
         return Err(FamilyProblem::ParentScope { parent, scope });
     }
-    if !scheme.info().in_trees {
+    if scheme.info().trees == Trees::None {
         return Err(FamilyProblem::ParentScheme { parent, scheme });
     }
     if above.detached && !limit.stays {

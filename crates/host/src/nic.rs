@@ -264,7 +264,7 @@ egress  = "10mbit"
         insta::assert_snapshot!(file("name  = \"vm0\"\n", ""), @r#"2: name: missing; write for example `name = "backup"`"#);
         insta::assert_snapshot!(file("\"vm0\"\n", "\"a b\"\n"), @"3: name: nic name `a b` must be 1 to 63 letters, digits, `-` or `_`, and start with a letter or digit");
         insta::assert_snapshot!(file("port = \"vm0\"", "port = \"vm1\""), @r#"8: limit `guest`: scope: no `[[nic]]` of this file has a port `vm1`; write one, for example with `ports = ["tap:vm1", "xdp:eth1"]`, or use another scheme"#);
-        insta::assert_snapshot!(file("port = \"vm0\"", "cgroup = \"b\""), @r#"11: limit `guest`: scheme: scheme `carousel` shapes what passes between the two ports of `tidegate nic`, and only while that runs; write scope = { port = "..." } and a `[[nic]]` in its spec file, or use scheme `pace`, `nrm` or `edt` here"#);
+        insta::assert_snapshot!(file("port = \"vm0\"", "cgroup = \"b\""), @r#"11: limit `guest`: scheme: scheme `carousel` works on ports of `tidegate nic`; on a cgroup write scheme = "pace", "nrm" or "police""#);
         let refused = file("burst   = \"15kb\"", "drop = \"15kb\"");
         assert!(refused.starts_with("19: limit `uplink`: drop: scheme `carousel` has no `drop`; it has egress, ingress, burst, mark; leave this out, or write scheme = \"pace\""), "{refused}");
         insta::assert_snapshot!(file("egress  = \"500mbit\"", "egress = \"1bit\""), @"17: limit `uplink`: egress: 1bit is out of range; a limit is between 8kbit and 100gbit");

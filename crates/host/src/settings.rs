@@ -13,7 +13,7 @@ use tidegate_core::{
     police::PolicyError,
     prefixes::{PrefixError, Prefixes},
     queue_options::{ConfigError, VirtualQueueOptions},
-    scheme::{SCHEMES, SchemeError},
+    scheme::{SchemeError, Trees, list},
     units::{MAX_RATE_BIT_S, MIN_RATE_BIT_S, ParseError},
 };
 use tidegate_sys::limit::LimitOptions;
@@ -150,7 +150,7 @@ pub enum SettingsProblem {
     #[error(
         "scheme `{scheme}` has no `{field}`; it has {}; leave this out, or write scheme = {}",
         scheme.info().fields.join(", "),
-        with(field)
+        list('"', |info| info.has(field))
     )]
     NotOfScheme {
         /// The scheme.
@@ -161,40 +161,40 @@ pub enum SettingsProblem {
     /// A timer that the kernel would not take.
     #[error("{0} is out of range; write 1ms to 200ms, or 0ms for the kernel's own")]
     Timer(Nanos),
-    /// Departure times for what comes in.
+    /// A scheme that does not work on such a scope.
     #[error(
-        "scheme `edt` delays what leaves, and what comes in is here already; leave ingress out, or write \
-         scheme = \"nrm\""
+        "scheme `{scheme}` works on {scopes}; on {other} {scope} write scheme = {instead}",
+        scopes = scheme.info().scopes,
+        other = if scheme.info().scopes.contains(scope) { "another" } else { "a" },
     )]
-    NothingToHold,
-    /// HTB on a cgroup.
+    NotOn {
+        /// The scheme.
+        scheme: Scheme,
+        /// `cgroup`, `device` or `port`.
+        scope: &'static str,
+        /// The schemes that work there.
+        instead: String,
+    },
+    /// A scheme that does not limit this direction on such a scope.
     #[error(
-        "scheme `htb` works on a device or port, and on a cgroup inside a device's limit; name that one as \
-         the parent, or write scheme = \"pace\""
+        "on a {scope}, scheme `{scheme}` limits {limits} only; write {direction} = \"none\", or scheme = \
+         {instead}"
     )]
-    HtbNeedsADevice,
-    /// A scheme that acts on ACKs, on a cgroup.
-    #[error(
-        "scheme `{0}` works on a port or device, for senders whose TCP is not this host's; on a cgroup write \
-         scheme = \"pace\""
-    )]
-    NeedsADevice(Scheme),
-    /// A scheme that works on cgroups alone.
-    #[error(
-        "scheme `{0}` works on a cgroup; on a {1} write scheme = \"edt\", \"police\", \"htb\", \"dem\" or \
-         \"spring\", or \"carousel\" if it is one of a `[[nic]]`"
-    )]
-    NotOnDevices(Scheme, &'static str),
+    OneWay {
+        /// The scheme.
+        scheme: Scheme,
+        /// `cgroup`, `device` or `port`.
+        scope: &'static str,
+        /// The direction that it limits there.
+        limits: &'static str,
+        /// The direction that it shall limit.
+        direction: &'static str,
+        /// The schemes that do.
+        instead: String,
+    },
     /// The loopback device has no queue to speak of.
     #[error("a limit on a device has no loopback traffic; leave this out")]
     NoLoopback,
-    /// The scheme of the software NIC.
-    #[error(
-        "scheme `carousel` shapes what passes between the two ports of `tidegate nic`, and only while that \
-         runs; write scope = {{ port = \"...\" }} and a `[[nic]]` in its spec file, or use scheme `pace`, \
-         `nrm` or `edt` here"
-    )]
-    InTheNic,
     /// Something that only a limit inside another one has.
     #[error("only a limit inside another one has this; {0}")]
     NoParent(&'static str),
@@ -209,8 +209,10 @@ pub enum SettingsProblem {
     NoParentOnDevices,
     /// A scheme that shares with nobody.
     #[error(
-        "scheme `{0}` neither has a parent nor is one; write scheme = \"pace\" or \"nrm\" (\"htb\" inside a \
-         device's limit), or leave the parent out"
+        "scheme `{0}` neither has a parent nor is one; write scheme = {cgroups} ({device} inside a device's \
+         limit), or leave the parent out",
+        cgroups = list('"', |info| info.trees == Trees::OfCgroups),
+        device = list('"', |info| info.trees == Trees::OfADevice)
     )]
     NotInATree(Scheme),
     /// No weight.
@@ -264,17 +266,6 @@ impl From<PolicyError> for SettingsProblem {
     }
 }
 
-/// The schemes that have a setting, as in a sentence.
-fn with(field: &str) -> String {
-    let names =
-        SCHEMES.iter().filter(|info| info.has(field)).map(|info| format!("\"{}\"", info.name));
-    let names: Vec<_> = names.collect();
-    match names.split_last() {
-        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
-        _ => names.concat(),
-    }
-}
-
 /// A limit inside another one before anything is said of it: what its parent has, in each direction, with no
 /// guarantee.
 #[must_use]
@@ -297,25 +288,19 @@ impl Patch {
         *self == Patch::default()
     }
 
-    /// The limit that results when these fields are set on `base`, which has the scheme if none is named.
-    /// Thresholds that are not given follow the rate.
+    /// The limit on `scope` that results when these fields are set on `base`, which has the scheme if none is
+    /// named. Thresholds that are not given follow the rate.
     ///
     /// # Errors
     /// [`SettingsError`] names the field.
-    pub fn on(&self, base: &LimitOptions) -> Result<LimitOptions, SettingsError> {
+    pub fn on(&self, base: &LimitOptions, scope: &Scope) -> Result<LimitOptions, SettingsError> {
         let (scheme, chosen) = match self.scheme {
             Some(SchemeSetting::Named(scheme)) => (scheme, None),
             _ => (base.scheme, base.chosen),
         };
-        let class = self.class(base, scheme)?;
-        if scheme == Scheme::Carousel {
-            let (field, problem) = ("scheme", SettingsProblem::InTheNic);
-            return Err(SettingsError { field, problem });
-        }
+        self.check_place(base, scheme, scope)?;
+        let class = self.class(base)?;
         let refuse = |field, problem| Err(SettingsError { field, problem });
-        if self.ingress_of_edt(base, scheme) {
-            return refuse("ingress", SettingsProblem::NothingToHold);
-        }
         self.check_fields(scheme)?;
         if self.burst.is_some() && self.police.cbs.is_some() {
             return refuse("meter", PoliceProblem::BurstTwice.into());
@@ -365,13 +350,15 @@ impl Patch {
                     _ if limit.egress.is_some_and(|queue| queue.rate == ceiling) => "egress",
                     _ => "ingress",
                 };
-                let problem = SettingsProblem::AboveCeiling { guarantee, ceiling };
-                return Err(SettingsError { field, problem });
+                return refuse(field, SettingsProblem::AboveCeiling { guarantee, ceiling });
             }
         }
         if limit.egress.is_none() && limit.ingress.is_none() {
-            let (field, problem) = ("egress", SettingsProblem::NoDirection);
-            return Err(SettingsError { field, problem });
+            return refuse("egress", SettingsProblem::NoDirection);
+        }
+        police::fits(&limit, scope)?;
+        if limit.loopback && (scope.is_device() || !scheme.info().has("loopback")) {
+            return refuse("loopback", SettingsProblem::NoLoopback);
         }
         Ok(limit)
     }
@@ -388,17 +375,56 @@ impl Patch {
         }
     }
 
-    /// Scheme `edt` on a limit that has, or would keep, a rate of what comes in.
-    fn ingress_of_edt(&self, base: &LimitOptions, scheme: Scheme) -> bool {
-        let limited = match self.ingress {
-            Some(rate) => rate != RateSetting::Free,
-            None => base.ingress.is_some(),
+    /// Refuses a scheme where it does not work, and the directions that it does not limit there.
+    fn check_place(
+        &self,
+        base: &LimitOptions,
+        scheme: Scheme,
+        scope: &Scope,
+    ) -> Result<(), SettingsError> {
+        let refuse = |field, problem| Err(SettingsError { field, problem });
+        let info = scheme.info();
+        if base.class.is_some() {
+            return match (info.trees, scope) {
+                (Trees::None, _) => refuse("scheme", SettingsProblem::NotInATree(scheme)),
+                (Trees::OfCgroups, Scope::Dev(_) | Scope::Port(_))
+                | (Trees::OfADevice, Scope::Dev(_)) => {
+                    refuse("parent", SettingsProblem::NoParentOnDevices)
+                }
+                _ => Ok(()),
+            };
+        }
+        let is_limited = |written: Option<RateSetting>, base: Option<VirtualQueueOptions>| {
+            written.map_or(base.is_some(), |rate| rate != RateSetting::Free)
         };
-        limited && scheme == Scheme::Edt
+        let directions = [
+            ("egress", Direction::Egress, is_limited(self.egress, base.egress)),
+            ("ingress", Direction::Ingress, is_limited(self.ingress, base.ingress)),
+        ];
+        let missing = |here: &[Direction]| {
+            directions.iter().find(|(_, way, asked)| *asked && !here.contains(way))
+        };
+        let works = |here: &[Direction]| !here.is_empty() && missing(here).is_none();
+        let instead = || list('"', |info| works(info.on(scope)));
+        let (here, kind) = (info.on(scope), scope.noun());
+        match missing(here) {
+            _ if here.is_empty() => {
+                refuse("scheme", SettingsProblem::NotOn { scheme, scope: kind, instead: instead() })
+            }
+            Some((direction, ..)) => {
+                let limits = directions.iter().find(|(_, way, _)| here.contains(way));
+                let limits = limits.map_or("", |(name, ..)| name);
+                let instead = instead();
+                let problem =
+                    SettingsProblem::OneWay { scheme, scope: kind, limits, direction, instead };
+                refuse(direction, problem)
+            }
+            None => Ok(()),
+        }
     }
 
     /// The place among siblings; `None` for a limit without a parent.
-    fn class(&self, base: &LimitOptions, scheme: Scheme) -> Result<Option<Class>, SettingsError> {
+    fn class(&self, base: &LimitOptions) -> Result<Option<Class>, SettingsError> {
         let refuse = |field, problem| Err(SettingsError { field, problem });
         let Some(class) = base.class else {
             let no_parent = |field, instead| refuse(field, SettingsProblem::NoParent(instead));
@@ -411,9 +437,6 @@ impl Patch {
                 _ => Ok(None),
             };
         };
-        if !scheme.info().in_trees {
-            return refuse("scheme", SettingsProblem::NotInATree(scheme));
-        }
         for (field, one) in [("egress", self.egress), ("ingress", self.ingress)] {
             if self.ceiling.is_some() && one.is_some() {
                 return refuse(field, SettingsProblem::CeilingTwice);
@@ -500,41 +523,6 @@ impl Patch {
     }
 }
 
-/// A limit that its scope can have.
-///
-/// # Errors
-/// [`SettingsError`] names the field.
-pub fn fits(scope: &Scope, limit: LimitOptions) -> Result<LimitOptions, SettingsError> {
-    let refuse = |field, problem| Err(SettingsError { field, problem });
-    police::fits(&limit, scope)?;
-    match limit.scheme {
-        Scheme::Dem | Scheme::Spring if !scope.is_device() => {
-            refuse("scheme", SettingsProblem::NeedsADevice(limit.scheme))
-        }
-        Scheme::Htb if limit.class.is_some() && !matches!(scope, Scope::Dev(_)) => {
-            no_loopback(limit)
-        }
-        Scheme::Htb if limit.class.is_none() && scope.is_device() => no_loopback(limit),
-        Scheme::Htb if !scope.is_device() => refuse("scheme", SettingsProblem::HtbNeedsADevice),
-        _ if scope.is_device() && limit.class.is_some() => {
-            refuse("parent", SettingsProblem::NoParentOnDevices)
-        }
-        scheme if scheme.info().on_devices && scope.is_device() => no_loopback(limit),
-        scheme if scope.is_device() => {
-            let kind = if matches!(scope, Scope::Dev(_)) { "device" } else { "port" };
-            refuse("scheme", SettingsProblem::NotOnDevices(scheme, kind))
-        }
-        _ => Ok(limit),
-    }
-}
-
-fn no_loopback(limit: LimitOptions) -> Result<LimitOptions, SettingsError> {
-    match limit.loopback {
-        true => Err(SettingsError { field: "loopback", problem: SettingsProblem::NoLoopback }),
-        false => Ok(limit),
-    }
-}
-
 fn timer(field: &'static str, time: Option<Nanos>) -> Result<Option<Nanos>, SettingsError> {
     match time {
         Some(time) if time.0 != 0 && !(MIN_TIMER..=MAX_TIMER).contains(&time) => {
@@ -611,24 +599,31 @@ pub fn given(
 mod tests {
     use super::*;
 
+    fn cgroup() -> Scope {
+        Scope::Cgroup(String::new())
+    }
+
     fn rate(text: &str) -> Option<RateSetting> {
         Some(text.parse().unwrap())
     }
 
     fn refusal(patch: Patch) -> String {
-        patch.on(&LimitOptions::default()).unwrap_err().to_string()
+        patch.on(&LimitOptions::default(), &cgroup()).unwrap_err().to_string()
     }
 
     #[test]
     fn a_patch_changes_only_what_it_names() {
         let base = Patch { egress: rate("50mbit"), burst: "2ms".parse().ok(), ..Patch::default() };
-        let base = base.on(&LimitOptions::default()).unwrap();
-        let changed = Patch { egress: rate("10mbit"), ..Patch::default() }.on(&base).unwrap();
+        let base = base.on(&LimitOptions::default(), &cgroup()).unwrap();
+        let changed =
+            Patch { egress: rate("10mbit"), ..Patch::default() }.on(&base, &cgroup()).unwrap();
         assert_eq!(changed.egress.unwrap().rate.to_string(), "10mbit");
         assert_eq!(changed.egress.unwrap().burst, base.egress.unwrap().burst);
-        let both = Patch { ingress: rate("1gbit"), ..Patch::default() }.on(&base).unwrap();
+        let both =
+            Patch { ingress: rate("1gbit"), ..Patch::default() }.on(&base, &cgroup()).unwrap();
         assert_eq!(both.egress, base.egress);
-        let swapped = Patch { egress: rate("none"), ..Patch::default() }.on(&both).unwrap();
+        let swapped =
+            Patch { egress: rate("none"), ..Patch::default() }.on(&both, &cgroup()).unwrap();
         assert!(swapped.egress.is_none() && swapped.ingress.is_some());
     }
 
@@ -648,7 +643,7 @@ mod tests {
     fn differences_are_in_the_users_words() {
         let a = Patch { egress: rate("50mbit"), ..Patch::default() };
         let b = Patch { egress: rate("9mbit"), burst: "3ms".parse().ok(), ..Patch::default() };
-        let on = |p: Patch| p.on(&LimitOptions::default()).unwrap();
+        let on = |p: Patch| p.on(&LimitOptions::default(), &cgroup()).unwrap();
         let shown: Vec<_> = differences(&on(a), &on(b))
             .into_iter()
             .map(|d| format!("{} {} -> {}", d.field, d.from, d.to))

@@ -19,7 +19,7 @@ use libbpf_rs::{
     AsRawLibbpf, Link, Program, ProgramMut, TC_EGRESS, TC_INGRESS, TcHook, TcHookBuilder,
     libbpf_sys, query::LinkTypeInfo,
 };
-use tidegate_core::{Direction, Scope};
+use tidegate_core::{Direction, Scope, queue_options::ConfigError};
 
 use crate::{
     bpf::Links,
@@ -83,6 +83,11 @@ impl Target {
 
     /// A limit on it as it lies in the map.
     pub(crate) fn encode(&self, options: &LimitOptions) -> Result<intf::Entry, LimitError> {
+        let here = options.scheme.info().on(&self.scope);
+        let queues = [(options.egress, Direction::Egress), (options.ingress, Direction::Ingress)];
+        if queues.iter().any(|(queue, direction)| queue.is_some() && !here.contains(direction)) {
+            return Err(ConfigError::Scheme(options.scheme).into());
+        }
         let mut limit = options.encode(self.namespace)?;
         limit.ifindex = self.ifindex;
         if self.is_port() {

@@ -8,7 +8,10 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser},
     error::ErrorKind,
 };
-use tidegate_core::{Scheme, scheme::SCHEMES};
+use tidegate_core::{
+    Scheme,
+    scheme::{SCHEMES, SchemeInfo},
+};
 use tidegate_host::{
     key::Kind,
     settings::{
@@ -78,7 +81,7 @@ fn flag(field: &'static Field) -> Arg {
         .long_help(long_help)
         .help_heading("Limit");
     let arg = match key.kind {
-        Kind::Scheme => return arg.value_parser(PossibleValuesParser::new(schemes_of_limits())),
+        Kind::Scheme => return arg.value_parser(scheme_names(|_| true)),
         Kind::Flag => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
         Kind::Whole(..) => arg.allow_negative_numbers(true),
         Kind::Actions => arg.action(ArgAction::Append),
@@ -90,14 +93,23 @@ fn flag(field: &'static Field) -> Arg {
     })
 }
 
-/// With what help and completions say of them.
-fn schemes_of_limits() -> impl Iterator<Item = PossibleValue> {
+/// All schemes, with what help and completions say of them. They offer some.
+fn scheme_names(offers: impl Fn(&SchemeInfo) -> bool) -> PossibleValuesParser {
     let auto = PossibleValue::new("auto").help("the one that fits scope, settings and kernel best");
-    std::iter::once(auto).chain(SCHEMES.iter().map(|info| {
+    let named = SCHEMES.iter().map(|info| {
         // Its limits are made by `tidegate nic`, as the error says.
         let is_elsewhere = info.scheme == Scheme::Carousel;
-        PossibleValue::new(info.name).help(info.about).hide(is_elsewhere)
-    }))
+        PossibleValue::new(info.name).help(info.about).hide(is_elsewhere || !offers(info))
+    });
+    PossibleValuesParser::new(std::iter::once(auto).chain(named))
+}
+
+/// The whole command line, for whatever is made from it.
+pub fn table() -> Command {
+    // Its command is in a cgroup.
+    Cli::command().mut_subcommand("run", |run| {
+        run.mut_arg("scheme", |arg| arg.value_parser(scheme_names(|info| !info.cgroups.is_empty())))
+    })
 }
 
 /// The command line whose help is for who wrote these arguments.
@@ -114,7 +126,7 @@ pub fn command(arguments: &[OsString]) -> Command {
             None => command,
         }
     };
-    Cli::command().mut_subcommand("run", of_scheme).mut_subcommand("limit", |limit| {
+    table().mut_subcommand("run", of_scheme).mut_subcommand("limit", |limit| {
         limit.mut_subcommand("add", of_scheme).mut_subcommand("set", of_scheme)
     })
 }
@@ -152,6 +164,19 @@ mod tests {
                 assert!(help.lines().all(|line| line.len() <= 100), "{help}");
             }
         }
+    }
+
+    #[test]
+    fn run_offers_the_schemes_of_cgroups() {
+        let offered = |words: &str| {
+            let help = help(words);
+            let (_, values) = help.split_once("--scheme <SCHEME>").unwrap();
+            let (_, values) = values.split_once("possible values: ").unwrap();
+            values.split(']').next().unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(offered("tidegate run --help"), "auto, pace, nrm, edt, police");
+        let all = "auto, pace, nrm, edt, police, htb, dem, spring, tbf";
+        assert_eq!(offered("tidegate limit add --help"), all);
     }
 
     #[test]

@@ -8,17 +8,16 @@ use std::{
 };
 
 use anyhow::Result;
-use clap::CommandFactory;
 use clap_complete::Shell;
 use clap_mangen::roff::{Roff, bold, italic, roman};
 use tidegate_core::scheme::SCHEMES;
 use tidegate_host::settings::fields::FIELDS;
 
-use crate::{args::Cli, refusal::UsageError};
+use crate::{args::table, refusal::UsageError};
 
 pub fn completions(shell: Shell) -> Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "tidegate", &mut script);
+    clap_complete::generate(shell, &mut table(), "tidegate", &mut script);
     stdout().lock().write_all(&script)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -30,7 +29,7 @@ pub fn schema() -> Result<ExitCode> {
 
 pub fn man(dir: &Path) -> Result<ExitCode> {
     let refuse = |e| UsageError(format!("{}: {e}; name a directory that exists", dir.display()));
-    clap_mangen::generate_to(Cli::command(), dir).map_err(refuse)?;
+    clap_mangen::generate_to(table(), dir).map_err(refuse)?;
     fs::write(dir.join("tidegate-schemes.7"), schemes().render()).map_err(refuse)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -15,7 +15,7 @@ use tidegate_host::{
     family::FamilyError,
     host::{Host, LockedHost, present},
     plan::{Action, PlanError, State, Wanted, join, plan},
-    settings::{SchemeSetting, SettingsProblem, differences, fits},
+    settings::{SchemeSetting, SettingsProblem, differences},
     spec::{Problem, is_device_name},
 };
 use tidegate_sys::{
@@ -157,7 +157,7 @@ fn set(store: &Path, file: &Path, args: &SetArgs) -> Result<ExitCode> {
                 let written = Written { name, scope, parent, patch: &patch };
                 written.options_on(limit.options, &trees, features::kernel(), None)
             }
-            _ => patch.on(&limit.options).and_then(|options| fits(&limit.scope, options)),
+            _ => patch.on(&limit.options, &limit.scope),
         };
         let options = options.map_err(|e| match e.problem {
             SettingsProblem::NoDirection => UsageError(format!(

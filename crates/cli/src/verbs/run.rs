@@ -8,14 +8,14 @@ use std::{
 };
 
 use anyhow::Result;
-use tidegate_core::{Scheme, Scope, choice::Kernel};
+use tidegate_core::{Scope, choice::Kernel};
 use tidegate_host::{
     auto::{Trees, Written},
     run::{self, ParentOf, RunError, RunOptions, socket::SOCKET},
-    settings::{SettingsError, SettingsProblem},
     summary::Report,
 };
 use tidegate_sys::{
+    limit::LimitOptions,
     names::{self, User},
     store,
 };
@@ -31,9 +31,9 @@ pub fn run(store: &Path, run_dir: &Path, args: &RunArgs) -> Result<ExitCode> {
     let written = Written { name: "", scope: &scope, parent, patch: &patch };
     // No scheme of a cgroup needs something of the kernel that not all have.
     let limit = written.options(&Trees::default(), Kernel::WHOLE, None).map_err(flag_error)?;
-    if limit.scheme == Scheme::Htb {
-        let (field, problem) = ("scheme", SettingsProblem::HtbNeedsADevice);
-        return Err(flag_error(SettingsError { field, problem }));
+    // Its cgroup is in no device's tree.
+    if limit.scheme.info().cgroups.is_empty() {
+        patch.on(&LimitOptions::default(), &scope).map_err(flag_error)?;
     }
     args.parent.as_deref().map_or(Ok(()), store::check_name)?;
     let parent = args.parent.clone().map(|name| ParentOf {

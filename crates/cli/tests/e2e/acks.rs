@@ -203,10 +203,10 @@ fn root_acks_the_refused_say_what_to_type() {
     for scheme in ["dem", "spring"] {
         let add = format!("limit add a --dev eth0 --scheme {scheme} --egress 9mbit");
         for (words, part) in [
-            (format!("run --scheme {scheme} --egress 1mbit -- true"), "works on a port or device"),
+            (format!("run --scheme {scheme} --egress 1mbit -- true"), "on a cgroup write scheme"),
             (
                 format!("limit add a --cgroup {group} --scheme {scheme} --egress 1mbit"),
-                "works on a port or device",
+                "on a cgroup write scheme",
             ),
             (format!("{add} --mark 2ms"), "has no `mark`"),
             (format!("{add} --ecn 60kb"), "has no `ecn`"),

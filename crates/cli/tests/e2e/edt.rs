@@ -445,7 +445,10 @@ fn root_edt_says_what_cannot_be() {
     need_root!();
     let (place, bed) = (Place::new(), Bed::new());
     let message = refused(&place, &bed, "run --scheme edt --ingress 1mbit -- true");
-    assert!(message.contains("--ingress: scheme `edt` delays what leaves"), "{message}");
+    assert!(
+        message.contains("--ingress: on a cgroup, scheme `edt` limits egress only"),
+        "{message}"
+    );
     let message = refused(&place, &bed, "limit add a --dev eth9 --scheme edt --egress 1mbit");
     assert!(message.contains("there is no device `eth9`"), "{message}");
     let message = refused(&place, &bed, "limit add a --dev eth0 --scheme pace --egress 1mbit");

@@ -113,8 +113,8 @@ fn root_htb_says_what_cannot_be() {
     need_root!();
     let (place, bed) = (Place::new(), Bed::new());
     let cases = [
-        ("run --scheme htb --egress 1mbit -- true", "works on a device or port"),
-        ("limit add a --cgroup / --scheme htb --egress 1mbit", "works on a device or port"),
+        ("run --scheme htb --egress 1mbit -- true", "on another cgroup write scheme"),
+        ("limit add a --cgroup / --scheme htb --egress 1mbit", "on another cgroup write scheme"),
         ("limit add a --dev eth9 --scheme htb --egress 1mbit", "there is no device `eth9`"),
         ("limit add a --dev eth0 --scheme htb --egress 1mbit --rto-min 20ms", "has no `rto_min`"),
         ("limit add a --dev eth0 --scheme htb --egress 1mbit --mark 2ms", "has no `mark`; it has"),

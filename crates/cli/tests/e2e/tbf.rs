@@ -61,7 +61,7 @@ fn root_tbf_holds_what_leaves_alone() {
         ("limit add up --port eth0 --scheme tbf --egress 20mbit", "ingress"),
     ] {
         let message = refused(&place, &bed, words);
-        let why = format!("what leaves the device, which is {direction} here");
+        let why = format!("scheme `tbf` limits {direction} only");
         assert!(message.contains(&why), "{words}: {message}");
         assert_eq!(bed.qdiscs(), before);
     }

@@ -77,7 +77,7 @@ fn thresholds_and_flags_that_are_none() {
     assert_snapshot!(with("mark = \"9ms\""), @"limits.toml:5: limit `backup`: mark: mark threshold 9ms must be below drop threshold 7751.68us");
     assert_snapshot!(with("rto_min = \"5s\""), @"limits.toml:5: limit `backup`: rto_min: 5s is out of range; write 1ms to 200ms, or 0ms for the kernel's own");
     assert_snapshot!(with("loopback = \"yes\""), @"limits.toml:5: limit `backup`: loopback: expected `true` or `false` without quotes, found the text \"yes\"; write for example `loopback = true`");
-    assert_snapshot!(with("scheme = \"htb\""), @r#"limits.toml:5: limit `backup`: scheme: scheme `htb` works on a device or port, and on a cgroup inside a device's limit; name that one as the parent, or write scheme = "pace""#);
+    assert_snapshot!(with("scheme = \"htb\""), @r#"limits.toml:5: limit `backup`: scheme: scheme `htb` works on devices, ports, and cgroups inside their limits; on another cgroup write scheme = "pace", "nrm", "edt" or "police""#);
     let unknown = with("scheme = \"fast\"");
     assert!(
         unknown.starts_with(
@@ -108,8 +108,8 @@ fn names_and_scopes_that_are_none() {
     assert_snapshot!(with("scope = { cgroup = \"../a\" }"), @"limits.toml:4: limit `backup`: scope: `../a` is no cgroup path; write it relative to the cgroup mount, without `.` and `..`");
     assert_snapshot!(with("scope = { port = \"tap0\", dev = \"eth0\" }"), @"limits.toml:4: limit `backup`: scope: more than one scope; write one of cgroup, unit, slice, user, container, pod, exe, dev and port");
     assert_snapshot!(with("scope = { dev = \"a b\" }"), @"limits.toml:4: limit `backup`: scope: `a b` is no device name; write it as `ip link` shows it, for example `eth0`");
-    assert_snapshot!(with("scope = { port = \"tap0\" }\nscheme = \"pace\""), @r#"limits.toml:5: limit `backup`: scheme: scheme `pace` works on a cgroup; on a port write scheme = "edt", "police", "htb", "dem" or "spring", or "carousel" if it is one of a `[[nic]]`"#);
-    assert_snapshot!(with("scope = { dev = \"eth0\" }\nscheme = \"pace\""), @r#"limits.toml:5: limit `backup`: scheme: scheme `pace` works on a cgroup; on a device write scheme = "edt", "police", "htb", "dem" or "spring", or "carousel" if it is one of a `[[nic]]`"#);
+    assert_snapshot!(with("scope = { port = \"tap0\" }\nscheme = \"pace\""), @r#"limits.toml:5: limit `backup`: scheme: scheme `pace` works on cgroups; on a port write scheme = "edt", "police", "htb", "dem" or "spring""#);
+    assert_snapshot!(with("scope = { dev = \"eth0\" }\nscheme = \"pace\""), @r#"limits.toml:5: limit `backup`: scheme: scheme `pace` works on cgroups; on a device write scheme = "edt", "police", "htb", "dem", "spring" or "tbf""#);
     assert_snapshot!(with("scope = { unit = \"a\" }"), @"limits.toml:4: limit `backup`: scope: `a` has no ending; write `a.service`, or another kind such as `a.scope`");
 }
 
@@ -262,9 +262,52 @@ fn devices_take_departure_times_of_what_leaves() {
     };
     let parsed = Spec::parse("limits.toml", &spec("egress = \"1gbit\"")).unwrap();
     assert_eq!(parsed.limits[0].scope, Scope::Dev("eth0".to_owned()));
-    assert_snapshot!(refusal(&spec("ingress = \"1mbit\"")), @"limits.toml:5: limit `a`: ingress: scheme `edt` delays what leaves, and what comes in is here already; leave ingress out, or write scheme = \"nrm\"");
+    assert_snapshot!(refusal(&spec("ingress = \"1mbit\"")), @r#"limits.toml:5: limit `a`: ingress: on a device, scheme `edt` limits egress only; write ingress = "none", or scheme = "police", "htb", "dem" or "spring""#);
     assert_snapshot!(refusal(&spec("egress = \"1mbit\"\nloopback = true")), @"limits.toml:6: limit `a`: loopback: a limit on a device has no loopback traffic; leave this out");
     assert_snapshot!(refusal(&spec("egress = \"1mbit\"\nrto_min = \"20ms\"")), @r#"limits.toml:6: limit `a`: rto_min: scheme `edt` has no `rto_min`; it has egress, burst, mark, drop, exempt, loopback; leave this out, or write scheme = "pace" or "nrm""#);
+}
+
+#[test]
+fn a_scheme_is_refused_where_it_does_not_work() {
+    let all = ["pace", "nrm", "edt", "police", "htb", "dem", "spring", "carousel", "tbf"];
+    // With egress, with ingress, with both.
+    let works = [
+        ("cgroup = \"a\"", ["pace nrm edt police", "pace nrm police", "pace nrm police"]),
+        ("cgroup = \"a/*\"", ["pace nrm edt police", "pace nrm police", "pace nrm police"]),
+        ("unit = \"a.service\"", ["pace nrm edt police", "pace nrm police", "pace nrm police"]),
+        (
+            "dev = \"eth0\"",
+            ["edt police htb dem spring tbf", "police htb dem spring", "police htb dem spring"],
+        ),
+        (
+            "port = \"tap0\"",
+            ["edt police htb dem spring", "police htb dem spring tbf", "police htb dem spring"],
+        ),
+    ];
+    let rates = [(1, 0), (0, 1), (1, 1)];
+    for (scope, works) in works {
+        for ((egress, ingress), works) in rates.into_iter().zip(works) {
+            let works: Vec<_> = works.split(' ').collect();
+            for scheme in all {
+                let rate = |is: i32| if is == 1 { "1mbit" } else { "none" };
+                let (out, back) = (rate(egress), rate(ingress));
+                let text = format!(
+                    "[[limit]]\nname = \"a\"\nscope = {{ {scope} }}\nscheme = \"{scheme}\"\negress = \
+                     \"{out}\"\ningress = \"{back}\"\n"
+                );
+                let is_read = Spec::parse("limits.toml", &text);
+                assert_eq!(is_read.is_ok(), works.contains(&scheme), "{text}{is_read:?}");
+                // An error names the schemes that do.
+                let Err(error) = is_read.map_err(|e| e.to_string()) else { continue };
+                let names = works.iter().all(|name| error.contains(&format!("\"{name}\"")));
+                assert!(names || error.contains("no `[[nic]]`"), "{error}");
+            }
+        }
+    }
+    let spec = |more: &str| format!("[[limit]]\nname = \"a\"\nscheme = \"tbf\"\n{more}\n");
+    assert_snapshot!(refusal(&spec("scope = { cgroup = \"x\" }\negress = \"1mbit\"")), @r#"limits.toml:3: limit `a`: scheme: scheme `tbf` works on devices, ports; on a cgroup write scheme = "pace", "nrm", "edt" or "police""#);
+    assert_snapshot!(refusal(&spec("scope = { dev = \"x\" }\ningress = \"1mbit\"")), @r#"limits.toml:5: limit `a`: ingress: on a device, scheme `tbf` limits egress only; write ingress = "none", or scheme = "police", "htb", "dem" or "spring""#);
+    assert_snapshot!(refusal(&spec("scope = { port = \"x\" }\negress = \"1mbit\"\ningress = \"1mbit\"")), @r#"limits.toml:5: limit `a`: egress: on a port, scheme `tbf` limits ingress only; write egress = "none", or scheme = "police", "htb", "dem" or "spring""#);
 }
 
 /// A root with both directions, and a limit in it with `more`.

@@ -1,6 +1,6 @@
 //! Why a limit cannot be put on, read or changed.
 
-use tidegate_core::{Direction, Scheme, Scope, htb::SLOTS, queue_options::ConfigError};
+use tidegate_core::{Scheme, Scope, htb::SLOTS, queue_options::ConfigError, scheme::list};
 
 use crate::{cgroup::CgroupError, fq::FqError, intf, net::NetError};
 
@@ -75,25 +75,13 @@ pub enum LimitError {
     },
     /// The kernel has no such qdisc.
     #[error(
-        "the kernel has no qdisc `{kind}` (CONFIG_NET_SCH_{}); use scheme `police` or `edt` on devices, \
-         `pace` on cgroups",
-        kind.to_uppercase()
+        "the kernel has no qdisc `{kind}` (CONFIG_NET_SCH_{}); on this device use scheme {}",
+        kind.to_uppercase(),
+        list('`', |info| !info.devices.is_empty() && !info.has_qdisc)
     )]
     NoQdisc {
         /// Its kind, such as `htb`.
         kind: &'static str,
-    },
-    /// A direction that a scheme cannot hold on a device.
-    #[error(
-        "scheme `{scheme}` holds what leaves the device, which is {} here; leave the other \
-         direction out, or use scheme `htb`",
-        if *direction == Direction::Egress { "egress" } else { "ingress" }
-    )]
-    OnlyLeaving {
-        /// The scheme.
-        scheme: Scheme,
-        /// The direction of what leaves.
-        direction: Direction,
     },
     /// The kernel has no ifb devices.
     #[error(
@@ -112,8 +100,8 @@ pub enum LimitError {
     NoSlot,
     /// A scheme whose limits have one scope.
     #[error(
-        "scheme `{0}` limits one cgroup or device; limits over several cgroups have `pace`, `nrm`, `police` \
-         or `edt`"
+        "scheme `{0}` limits one cgroup or device; limits over several cgroups have {schemes}",
+        schemes = list('`', |info| !info.cgroups.is_empty())
     )]
     NoMembers(Scheme),
     /// A member of a tree that a packet could not name.

@@ -9,7 +9,7 @@ use libbpf_rs::{
     MapCore, MapFlags, MapHandle, OpenObject, ProgramMut,
     skel::{OpenSkel, SkelBuilder},
 };
-use tidegate_core::{Bytes, Direction, Nanos};
+use tidegate_core::{Bytes, Direction, Nanos, queue_options::ConfigError};
 
 use crate::{
     bpf::{load_error, map_error, quiet_libbpf, reuse},
@@ -52,10 +52,6 @@ impl Scheme for TokenBucketFilter {
     ) -> Result<AttachedLimit, LimitError> {
         let limit = target.encode(options)?;
         let out = limit.leaving();
-        let comes_in = if out == Direction::Egress { options.ingress } else { options.egress };
-        if comes_in.is_some() {
-            return Err(LimitError::OnlyLeaving { scheme: options.scheme, direction: out });
-        }
         let mut netlink = Netlink::open()?;
         let qdisc = qdisc_of(&limit, netlink.mtu(limit.ifindex)?)?;
         root_qdisc::put(&mut netlink, limit.ifindex, target.scope.name(), force, &qdisc)?;
@@ -131,9 +127,7 @@ fn remove(limit: &intf::Limit) {
 /// pass.
 fn qdisc_of(limit: &intf::Limit, mtu_bytes: u32) -> Result<Qdisc, LimitError> {
     let out = limit.leaving();
-    let rate = limit
-        .rate(out)
-        .ok_or(LimitError::OnlyLeaving { scheme: limit.scheme(), direction: out })?;
+    let rate = limit.rate(out).ok_or(ConfigError::Scheme(limit.scheme()))?;
     let conf = limit.queue[intf::index(out)];
     let least = mtu_bytes.saturating_add(LINK_HEADER_BYTES);
     let bytes = |time: u64, least: u32| {
