@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! files changed, SIGHUP ──► ReadFiles ──► Read ──► Gate ─┐
-//! cgroups changed ────────► Scan ────────► Scanned ───────┼─► goal ──► Move, Apply ──► Applied ──┐
+//! cgroups, devices changed ► Scan ────────► Scanned ───────┼─► goal ──► Move, Apply ──► Applied ──┐
 //! lines of children, the clock ───────────────────────────┘              Decide, Report ◄────────┘
 //! ```
 //!
@@ -17,7 +17,7 @@ use std::{
 };
 
 use jiff::Zoned;
-use tidegate_core::selector::SelectorKind;
+use tidegate_core::{Scope, selector::SelectorKind};
 use tidegate_host::{
     pods::{MAX_PODS, Pod, Pods},
     spec::Spec,
@@ -67,6 +67,8 @@ pub enum Event {
     Read(Files),
     /// Cgroups have come or gone.
     CgroupsChanged,
+    /// Devices have come or gone, or have other names.
+    DevicesChanged,
     /// What runs on the host. Events tell of every change of it from now on, if `whole`.
     Scanned { world: World, whole: bool },
     /// An engine tells its containers.
@@ -94,6 +96,8 @@ pub enum Action {
     Scan {
         programs: bool,
         own: BTreeSet<String>,
+        /// Devices to look for.
+        devices: BTreeSet<String>,
     },
     /// Hold new cgroups from now on, or no longer.
     Gate {
@@ -218,14 +222,15 @@ impl Agent {
                 // An error leaves the running state, if there is one.
                 if files.errors.is_empty() || self.files.is_none() {
                     if self.files.as_ref() != Some(&files) {
-                        self.scan_due.get_or_insert(now);
+                        self.scan_due = Some(now);
                     }
                     self.files = Some(files);
                     self.gate_due = true;
                 }
                 self.dirty = true;
             }
-            Event::CgroupsChanged => {
+            Event::DevicesChanged if self.devices().next().is_none() => {}
+            Event::CgroupsChanged | Event::DevicesChanged => {
                 let earliest = self.scanned.map_or(now, |scanned| scanned + SCAN_GAP).max(now);
                 self.scan_due = Some(self.scan_due.map_or(earliest, |due| due.min(earliest)));
             }
@@ -350,7 +355,8 @@ impl Agent {
                 self.files.iter().flat_map(|files| &files.specs).flat_map(|spec| &spec.limits);
             let own = limits.filter(|limit| limit.follow.moves).map(|limit| limit.name.clone());
             let own = own.collect();
-            return Some(Action::Scan { programs: self.asks_for_programs(), own });
+            let devices = self.devices().map(str::to_owned).collect();
+            return Some(Action::Scan { programs: self.asks_for_programs(), own, devices });
         }
         let boundary = self.goal.next.is_some_and(|next| next <= wall.timestamp());
         let check = self.checked + self.check_after <= now;
@@ -465,6 +471,12 @@ impl Agent {
         let by_itself = |spec: &Spec| spec.labels || spec.annotations;
         specs
             .any(|spec| by_itself(spec) || spec.limits.iter().any(|limit| !limit.scope.is_device()))
+    }
+
+    /// The devices that have limits.
+    fn devices(&self) -> impl Iterator<Item = &str> {
+        let limits = self.files.iter().flat_map(|files| &files.specs).flat_map(|spec| &spec.limits);
+        limits.map(|limit| &limit.scope).filter(|scope| scope.is_device()).map(Scope::name)
     }
 
     fn asks_for_programs(&self) -> bool {

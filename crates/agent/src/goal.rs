@@ -74,6 +74,8 @@ pub struct GoalLimit {
     pub file: String,
     /// Its cgroups, each with its id; none for a device.
     pub cgroups: Vec<(String, u64)>,
+    /// The number of its device, if that is known: one that is made again has another.
+    pub device: Option<u32>,
 }
 
 impl GoalLimit {
@@ -266,6 +268,10 @@ impl Builder<'_> {
             return self.refuse(file, &limit, reason);
         }
         if limit.scope.is_device() {
+            if self.world.devices.get(limit.scope.name()) == Some(&None) {
+                let reason = absent::missing(&limit.scope);
+                return self.waits(file, limit, reason);
+            }
             return self.add(file, limit, Vec::new(), row);
         }
         let matches = match self.matches(&limit) {
@@ -352,7 +358,9 @@ impl Builder<'_> {
             report.schedule = row;
             report.cgroups = cgroups.iter().map(|(path, _)| path.clone()).collect();
         }
-        self.goal.limits.push(GoalLimit { limit, file: file.to_owned(), cgroups });
+        let device = limit.scope.is_device().then(|| self.world.devices.get(limit.scope.name()));
+        let device = device.flatten().copied().flatten();
+        self.goal.limits.push(GoalLimit { limit, file: file.to_owned(), cgroups, device });
     }
 
     /// Each limit that can be, with the name of its parent.

@@ -19,6 +19,7 @@ use tidegate_host::{host::Host, world::World};
 use tidegate_sys::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
     names,
+    net::DeviceChanges,
     preflight::PreflightError,
     store::StoreError,
 };
@@ -82,6 +83,8 @@ struct Shell<'a> {
     options: &'a AgentOptions,
     top: Cgroup,
     cgroups: Box<dyn CgroupSource>,
+    /// Where the kernel tells of devices; without it they are looked for from time to time.
+    devices: Option<DeviceChanges>,
     watch: Files,
     engines: Engines,
     cluster: Cluster,
@@ -117,7 +120,11 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
     let program = std::env::current_exe().map_err(AgentError::Events)?;
     let below = host.hierarchy().relative(&options.below);
     let top = host.hierarchy().open(&below)?;
+    let devices = DeviceChanges::open()
+        .inspect_err(|e| say(&format!("warning: limits on devices may come late: {e}")))
+        .ok();
     let mut shell = Shell {
+        devices,
         host,
         top,
         run,
@@ -208,7 +215,8 @@ impl Shell<'_> {
     fn wait(&self, signals: &Signals, timeout: Duration) -> io::Result<()> {
         let fds =
             [signals.stop.as_fd(), signals.reload.as_fd(), self.watch.fd(), self.cgroups.fd()];
-        let fds = fds.into_iter().chain(self.engines.fds()).chain(self.cluster.fd());
+        let devices = self.devices.iter().map(DeviceChanges::fd);
+        let fds = fds.into_iter().chain(devices).chain(self.engines.fds()).chain(self.cluster.fd());
         let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         // A moment is not cut to nothing, or the loop would turn until it has passed.
         let timeout = timeout.max(Duration::from_millis(1));
@@ -243,6 +251,9 @@ impl Shell<'_> {
         if self.cgroups.take()? {
             events.push(Event::CgroupsChanged);
         }
+        if self.devices.as_ref().is_some_and(DeviceChanges::take) {
+            events.push(Event::DevicesChanged);
+        }
         let lines = self.engines.take(now).into_iter();
         events.extend(lines.map(|(socket, line)| Event::Engine { socket, line }));
         events.extend(self.cluster.take(now).into_iter().map(Event::Pods));
@@ -257,7 +268,7 @@ impl Shell<'_> {
                 files.specs.iter_mut().for_each(|spec| scan::relative(hierarchy, spec));
                 Some(Event::Read(files))
             }
-            Action::Scan { programs, own } => {
+            Action::Scan { programs, own, devices } => {
                 let mount = self.host.hierarchy().mount();
                 let top = self.top.path();
                 let mut world = scan::scan(self.host.hierarchy(), top, programs);
@@ -270,6 +281,7 @@ impl Shell<'_> {
                     // What has come below a new cgroup before it was watched.
                     world = scan::scan(self.host.hierarchy(), top, programs);
                 }
+                world.devices = scan::devices(devices.into_iter());
                 give_back(self.host.hierarchy(), &world, &own);
                 Some(Event::Scanned { world, whole: self.cgroups.is_whole() })
             }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::Path};
 use tidegate_core::Scope;
 use tidegate_host::spec::Spec;
 use tidegate_host::world::{MAX_PROGRAMS, Program, World};
-use tidegate_sys::cgroup::Hierarchy;
+use tidegate_sys::{cgroup::Hierarchy, net::Netlink};
 
 const PASSWD: &str = "/etc/passwd";
 
@@ -24,6 +24,18 @@ pub fn scan(hierarchy: &Hierarchy, top: &str, programs: bool) -> World {
         programs: if programs { self::programs() } else { Vec::new() },
         ..World::default()
     }
+}
+
+/// The numbers of devices by their names; `None`: there is none. One that the kernel does not tell of is
+/// left out.
+pub fn devices(names: impl Iterator<Item = String>) -> BTreeMap<String, Option<u32>> {
+    let Ok(mut netlink) = Netlink::open() else { return BTreeMap::new() };
+    let device = |name: String| match netlink.index_of(&name) {
+        Ok(index) => Some((name, Some(index))),
+        Err(e) if e.is_absent() => Some((name, None)),
+        Err(_) => None,
+    };
+    names.filter_map(device).collect()
 }
 
 /// Has cgroups that are written with the mount point before them without it.

@@ -52,6 +52,8 @@ pub struct World {
     pub pods: Pods,
     /// Numbers of users by name.
     pub users: BTreeMap<String, u32>,
+    /// The devices that were looked for, by name; `None`: there is none.
+    pub devices: BTreeMap<String, Option<u32>>,
 }
 
 /// A container as its engine tells it.

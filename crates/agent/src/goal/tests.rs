@@ -59,6 +59,21 @@ fn one_that_waits_takes_those_inside_it_along() {
 }
 
 #[test]
+fn a_device_that_is_not_there_is_waited_for() {
+    let text = limit("up", "dev = \"eth0\"", RATE)
+        + &limit("in", "cgroup = \"a\"", &format!("{RATE}\nparent = \"up\""));
+    let with = |device| World { devices: [("eth0".to_owned(), device)].into(), ..world(&["a"]) };
+    let goal = |device| goal(&files(&[&text]), &with(device), &now());
+    let waits = [
+        "up waiting: there is no device `eth0`",
+        "in waiting: its parent `up` waits or is refused",
+    ];
+    assert_eq!(states(&goal(None)), waits);
+    assert_eq!(states(&goal(Some(3))), ["up in force", "in in force"]);
+    assert_ne!(goal(Some(3)), goal(Some(4)), "it has been made again");
+}
+
+#[test]
 fn what_waits_where_services_have_no_cgroups_says_so() {
     let text = limit("a", "unit = \"a.service\"", RATE);
     let goal = goal(&files(&[&text]), &world(&[""]), &now());

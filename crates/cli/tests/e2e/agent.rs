@@ -10,13 +10,17 @@ use std::{
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use tidegate_sys::cgroup::Cgroup;
+use tidegate_sys::{
+    cgroup::Cgroup,
+    net::{NetNs, SpawnInto, prepare},
+};
 
 use crate::{
     common::{Guard, Objects, PATIENCE, Place, signal, wait_for},
     need_root,
 };
 
+mod device;
 mod engine;
 mod gate;
 mod pods;
@@ -69,6 +73,8 @@ struct Bed<'a> {
     kubeconfig: Option<PathBuf>,
     /// It keeps to what is below this cgroup, so no other test is held by its gate.
     below: String,
+    /// Where it and all other commands run, if not in the test's own.
+    netns: Option<NetNs>,
 }
 
 impl<'a> Bed<'a> {
@@ -77,12 +83,16 @@ impl<'a> Bed<'a> {
         let (dir, run) = (marker.with_file_name("etc"), marker.with_file_name("run"));
         fs::create_dir(&dir).unwrap();
         let (sockets, below) = (vec![marker.with_file_name("none.sock")], below.path().to_owned());
-        Bed { place, dir, run, sockets, kubeconfig: None, below }
+        Bed { place, dir, run, sockets, kubeconfig: None, below, netns: None }
     }
 
     fn tidegate(&self) -> Command {
         let mut command = self.place.tidegate();
         command.env("TIDEGATE_RUN_DIR", &self.run);
+        if self.netns.is_some() {
+            let netns = self.netns.as_ref();
+            prepare(&mut command, SpawnInto { netns, ..SpawnInto::default() }).unwrap();
+        }
         command
     }
 

@@ -8,6 +8,7 @@
 //! What this module does not do: it keeps no state of its own and repairs nothing. Each call is one
 //! request to the kernel, and an error means that this request changed nothing.
 
+mod changes;
 pub mod diag;
 mod ethtool;
 pub mod holders;
@@ -21,6 +22,7 @@ mod tcp_info;
 
 use std::io;
 
+pub use changes::DeviceChanges;
 pub use ethtool::set_tx_offload;
 pub use link::{Device, LinkStats, Route, VethPair};
 pub use netlink::Netlink;

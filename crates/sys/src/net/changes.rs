@@ -1,0 +1,55 @@
+//! Tells that devices of a network namespace have come, gone or changed.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use netlink_sys::{Socket, protocols::NETLINK_ROUTE};
+
+use super::NetError;
+
+/// Messages that one look takes; the rest is for the next one.
+const READS_MAX: usize = 1024;
+
+/// A socket on which the kernel tells of devices.
+#[derive(Debug)]
+pub struct DeviceChanges(Socket);
+
+impl DeviceChanges {
+    /// Those of the namespace of the calling thread, from now on.
+    ///
+    /// # Errors
+    /// [`NetError::Refused`] when the kernel gives no socket.
+    pub fn open() -> Result<DeviceChanges, NetError> {
+        let refused = |e: io::Error| NetError::refused("follow the devices", e);
+        let mut socket = Socket::new(NETLINK_ROUTE).map_err(refused)?;
+        socket.set_non_blocking(true).map_err(refused)?;
+        socket.bind_auto().map_err(refused)?;
+        socket.add_membership(libc::RTNLGRP_LINK).map_err(refused)?;
+        Ok(DeviceChanges(socket))
+    }
+
+    /// Readable when there is a change.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Takes the changes; true if there was one. Which one it was is not read: messages are lost when many
+    /// come at once, so whoever asks has to look at the devices anyway.
+    pub fn take(&self) -> bool {
+        let mut any = false;
+        for _ in 0..READS_MAX {
+            // The rest of a message that does not fit is dropped.
+            let mut start = [0; 16];
+            match self.0.recv(&mut &mut start[..], 0) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                // Some were lost.
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => any = true,
+                Err(_) => break,
+                Ok(_) => any = true,
+            }
+        }
+        any
+    }
+}
