@@ -237,8 +237,8 @@ Example:
     /// Say what this host can do for limits, and what to do
     ///
     /// Looks at the kernel, cgroups, privileges, hooks and qdiscs, at who else is attached, and at the
-    /// limits. Each line is ok, a warning or a problem, with what to do. Changes nothing. Without root it
-    /// looks at less, and says so. Exits 2 if no limit can work here.
+    /// limits. Each line is ok, a warning, a problem or unknown, with what to do. Changes nothing. What
+    /// needs root to tell is unknown without it. Exits 2 if no limit can work here.
     #[command(after_help = "\
 Examples:
   sudo tidegate doctor

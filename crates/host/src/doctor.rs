@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 use tidegate_core::{
-    Scope,
+    Scheme, Scope,
     choice::{self, Kernel, Request},
     scheme::{SCHEMES, SchemeInfo},
 };
@@ -23,7 +23,9 @@ const OWNERS: [(&str, &str); 3] = [("cil_", "Cilium"), ("cali_", "Calico"), ("sd
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     Ok,
-    /// Something does not work, or was not looked at; limits work otherwise.
+    /// It was not tested.
+    Unknown,
+    /// Something does not work; limits work otherwise.
     Warning,
     /// A limit is not in force, or none can be.
     Problem,
@@ -94,6 +96,16 @@ fn problem(about: &'static str, found: impl Into<String>, advice: impl Into<Stri
     Finding { verdict: Verdict::Problem, ..warning(about, found, advice) }
 }
 
+/// Something that could not be tested.
+fn unknown(root: bool, about: &'static str, found: impl Into<String>) -> Finding {
+    let found = found.into();
+    let finding = match root {
+        true => ok(about, found),
+        false => warning(about, found + "; it needs root to tell", "sudo tidegate doctor"),
+    };
+    Finding { verdict: Verdict::Unknown, ..finding }
+}
+
 /// Judges what was seen.
 #[must_use]
 pub fn judge(seen: &Seen) -> Report {
@@ -101,12 +113,12 @@ pub fn judge(seen: &Seen) -> Report {
     let mut findings = foundations(survey);
     let works = findings.iter().all(|finding| finding.verdict != Verdict::Problem);
     if works {
-        findings.extend(hooks(survey));
+        findings.push(hooks(survey));
         findings.extend(SCHEMES.iter().map(|info| scheme(info, survey)));
         findings.extend(chosen(survey));
     }
     findings.extend(others(survey));
-    findings.extend(limits(seen.limits.as_ref()));
+    findings.extend(limits(seen.limits.as_ref(), survey.root));
     findings.extend(seen.services.iter().filter_map(service));
     Report { works, findings }
 }
@@ -191,7 +203,7 @@ fn cgroups(mounts: &CgroupMounts, root: bool) -> Finding {
             format!("version 2 cannot be reached: {why}"),
             "mkdir -p /run/cgroup2 && mount -t cgroup2 none /run/cgroup2",
         ),
-        (None, _, None) => warning(about, "not looked at", "sudo tidegate doctor"),
+        (None, _, None) => unknown(root, about, "not looked at"),
     }
 }
 
@@ -208,24 +220,24 @@ fn on_devices(survey: &Survey) -> Option<bool> {
     }
 }
 
-fn hooks(survey: &Survey) -> Option<Finding> {
+fn hooks(survey: &Survey) -> Finding {
     let with = |is: bool| {
         let names = survey.hooks.iter().filter(move |(_, there)| *there == Some(is));
         names.map(|(hook, _)| hook.name()).collect::<Vec<_>>().join(", ")
     };
     let (there, missing) = (with(true), with(false));
     match (there.is_empty(), missing.is_empty()) {
-        (true, true) => None,
-        (_, true) => Some(ok("hooks", there)),
+        (true, true) => unknown(survey.root, "hooks", "not tested"),
+        (_, true) => ok("hooks", there),
         // tcx is newer than the oldest kernel, and clsact does the same.
         _ if missing == Hook::Tcx.name() => {
-            Some(ok("hooks", format!("{there}; for want of tcx (Linux 6.6) devices have filters")))
+            ok("hooks", format!("{there}; for want of tcx (Linux 6.6) devices have filters"))
         }
-        _ => Some(warning(
+        _ => warning(
             "hooks",
             format!("the kernel refuses programs of {missing}"),
             "boot a kernel with CONFIG_CGROUP_BPF, CONFIG_NET_CLS_ACT and CONFIG_BPF_SYSCALL",
-        )),
+        ),
     }
 }
 
@@ -247,24 +259,44 @@ fn obstacle(info: &SchemeInfo, survey: &Survey) -> Option<(String, String)> {
     ))
 }
 
+/// Whether it limits both directions of a device: what comes in goes through an ifb device then.
+fn needs_ifb(info: &SchemeInfo) -> bool {
+    info.has_qdisc && info.devices.len() == 2
+}
+
+/// Whether something that a scheme needs was not tested.
+fn is_untested(info: &SchemeInfo, survey: &Survey) -> bool {
+    let has_qdisc = |kind| survey.qdiscs.get(kind).copied().flatten();
+    (!info.cgroups.is_empty() && hook(survey, Hook::Cgroup).is_none())
+        || (!info.devices.is_empty() && on_devices(survey).is_none())
+        || info.qdisc.is_some_and(|kind| has_qdisc(kind).is_none())
+        || (needs_ifb(info) && survey.ifb.is_none())
+}
+
 fn scheme(info: &SchemeInfo, survey: &Survey) -> Finding {
-    let name = info.name;
+    let (name, scopes) = (info.name, info.scopes);
     match obstacle(info, survey) {
         Some((why, advice)) => warning("schemes", format!("`{name}` does not work: {why}"), advice),
-        None if info.has_qdisc && survey.ifb == Some(false) => warning(
+        None if needs_ifb(info) && survey.ifb == Some(false) => warning(
             "schemes",
             format!("`{name}` cannot limit what comes in by a device: the kernel has no ifb"),
             "modprobe ifb, or use scheme `police`",
         ),
-        None => ok("schemes", format!("`{name}` works on {}", info.scopes)),
+        None if is_untested(info, survey) => {
+            unknown(survey.root, "schemes", format!("`{name}` was not tested on {scopes}"))
+        }
+        None => ok("schemes", format!("`{name}` works on {scopes}")),
     }
 }
 
 /// What `auto` picks for each kind of scope.
 fn chosen(survey: &Survey) -> Vec<Finding> {
-    let has = |there: Option<bool>| there.unwrap_or(true);
     let htb = survey.qdiscs.get("htb").copied().flatten();
-    let kernel = Kernel { htb: has(htb), ifb: has(survey.ifb) };
+    // With, and without, what was not tested.
+    let kernel = |untested: bool| Kernel {
+        htb: htb.unwrap_or(untested),
+        ifb: survey.ifb.unwrap_or(untested),
+    };
     let scopes = [
         ("a cgroup", Scope::Cgroup(String::new())),
         ("a device", Scope::Dev(String::new())),
@@ -274,11 +306,17 @@ fn chosen(survey: &Survey) -> Vec<Finding> {
         let (has_parent, in_device, is_parent) = (false, false, false);
         let fields = &["egress", "ingress"];
         let request = Request { scope, has_parent, in_device, is_parent, fields };
-        match choice::choose(&request, kernel) {
-            Ok(choice) => {
+        let choose = |untested| choice::choose(&request, kernel(untested));
+        match (choose(true), choose(false)) {
+            (Ok(choice), Ok(other)) if choice.scheme != other.scheme => {
+                let [one, other] = [choice.scheme, other.scheme].map(Scheme::name);
+                let found = format!("{what} gets `{one}` or `{other}`, by what the kernel has");
+                unknown(survey.root, "auto", found)
+            }
+            (Ok(choice), _) => {
                 ok("auto", format!("{what} gets `{}` ({})", choice.scheme.name(), choice.why))
             }
-            Err(why) => warning("auto", format!("{what}: {why}"), "see the lines of schemes"),
+            (Err(why), _) => warning("auto", format!("{what}: {why}"), "see the lines of schemes"),
         }
     });
     all.collect()
@@ -288,11 +326,11 @@ fn chosen(survey: &Survey) -> Vec<Finding> {
 fn others(survey: &Survey) -> Vec<Finding> {
     let mut all = Vec::new();
     match &survey.on_cgroups {
-        None => all.push(warning("others", "cgroups were not looked at", "sudo tidegate doctor")),
+        None => all.push(unknown(survey.root, "others", "cgroups were not looked at")),
         Some(found) => all.extend(others_on_cgroups(found)),
     }
     match &survey.on_devices {
-        None => all.push(warning("others", "devices were not looked at", "sudo tidegate doctor")),
+        None => all.push(unknown(survey.root, "others", "devices were not looked at")),
         Some(found) => all.extend(found.iter().flat_map(others_on_device)),
     }
     if all.is_empty() {
@@ -379,9 +417,9 @@ fn others_on_device(on: &OnDevice) -> Vec<Finding> {
     all
 }
 
-fn limits(limits: Option<&Limits>) -> Vec<Finding> {
+fn limits(limits: Option<&Limits>, root: bool) -> Vec<Finding> {
     let Some(Limits { installed, alarms, waiting }) = limits else {
-        return vec![warning("limits", "not looked at", "sudo tidegate status")];
+        return vec![unknown(root, "limits", "not looked at")];
     };
     let mut all = Vec::new();
     // An alarm says what to do.

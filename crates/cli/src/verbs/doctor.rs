@@ -45,6 +45,7 @@ fn print(out: &mut impl Write, paint: Paint, report: &Report) -> Result<()> {
     for Finding { about: what, verdict, found, advice } in &report.findings {
         let word = match verdict {
             Verdict::Ok => "ok     ".to_owned(),
+            Verdict::Unknown => "unknown".to_owned(),
             Verdict::Warning => paint.bold("warning"),
             Verdict::Problem => paint.red("problem"),
         };

@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use serde_json::Value;
+use tidegate_core::{Scheme, scheme::SCHEMES};
 
 use crate::{common::*, need_root};
 
@@ -52,5 +53,12 @@ fn root_whoever_is_not_root_is_told_what_was_not_looked_at() {
     assert_eq!(report["works"], true, "{report}");
     let said = findings(&report, "warning").join("\n");
     assert!(said.contains("limits need the privileges of root"), "{said}");
-    assert!(said.contains("cgroups were not looked at"), "{said}");
+    let unknown = findings(&report, "unknown").join("\n");
+    assert!(unknown.contains("cgroups were not looked at"), "{unknown}");
+    let fine = findings(&report, "ok").join("\n");
+    for info in SCHEMES.iter().filter(|info| info.scheme != Scheme::Carousel) {
+        let name = format!("`{}` was not tested on", info.name);
+        assert!(unknown.contains(&name), "{unknown}");
+        assert!(!fine.contains(&format!("`{}` works", info.name)), "{fine}");
+    }
 }

@@ -103,7 +103,7 @@ fn what_is_missing_costs_some_schemes_and_is_named_with_what_to_do() {
             "`spring` does not work: the kernel has no",
             3,
         ),
-        (|s| s.ifb = Some(false), "`htb` cannot limit what comes in by a device", 4),
+        (|s| s.ifb = Some(false), "`htb` cannot limit what comes in by a device", 3),
         (|s| s.hooks[0].1 = Some(false), "`pace` does not work: the kernel refuses programs", 5),
         (|s| s.kernel.jit = Some(false), "sysctl net.core.bpf_jit_enable=1", 1),
         (
@@ -130,22 +130,67 @@ fn what_is_missing_costs_some_schemes_and_is_named_with_what_to_do() {
 }
 
 #[test]
-fn who_is_not_root_is_told_what_was_not_looked_at() {
-    let (works, said) = complaints(|seen| {
-        let survey = &mut seen.survey;
+fn what_was_not_tested_is_unknown() {
+    let nobody = |survey: &mut Survey| {
         (survey.root, survey.lacking) = (false, Some(vec!["CAP_BPF"]));
-        (survey.on_cgroups, survey.ifb, seen.limits) = (None, None, None);
+        (survey.on_cgroups, survey.ifb) = (None, None);
         survey.qdiscs.values_mut().for_each(|there| *there = None);
         survey.hooks.iter_mut().for_each(|(_, there)| *there = None);
+    };
+    let (works, said) = complaints(|seen| {
+        nobody(&mut seen.survey);
+        seen.limits = None;
     });
     assert!(works);
+    let lines: Vec<_> = said.lines().collect();
     assert_eq!(
-        said,
+        lines[0],
         "Warning privileges: limits need the privileges of root; some things could not be looked at; sudo \
-         tidegate doctor\n\
-         Warning others: cgroups were not looked at; sudo tidegate doctor\n\
-         Warning limits: not looked at; sudo tidegate status"
+         tidegate doctor"
     );
+    assert_eq!(lines[1], "Unknown hooks: not tested; it needs root to tell; sudo tidegate doctor");
+    // All but the one that needs nothing of the kernel.
+    let schemes: Vec<_> = lines.iter().filter(|line| line.contains(" schemes: ")).collect();
+    assert_eq!(schemes.len(), SCHEMES.len() - 1, "{said}");
+    assert_eq!(
+        *schemes[2],
+        "Unknown schemes: `edt` was not tested on cgroups, devices, ports; it needs root to tell; sudo \
+         tidegate doctor"
+    );
+    let auto: Vec<_> = lines.iter().filter(|line| line.contains(" auto: ")).collect();
+    assert_eq!(
+        *auto[0],
+        "Unknown auto: a device gets `spring` or `police`, by what the kernel has; it needs root to tell; \
+         sudo tidegate doctor"
+    );
+    assert_eq!(auto.len(), 2, "{said}");
+    let others =
+        "Unknown others: cgroups were not looked at; it needs root to tell; sudo tidegate doctor";
+    assert_eq!(lines[lines.len() - 2], others);
+    assert!(lines[lines.len() - 1].starts_with("Unknown limits: not looked at"), "{said}");
+
+    // Each thing that a scheme needs makes it unknown.
+    type Change = fn(&mut Survey);
+    let cases: [(Change, &str); 4] = [
+        (|s| s.hooks[0].1 = None, "pace nrm edt police"),
+        (|s| (s.hooks[2].1, s.hooks[3].1) = (None, None), "edt police htb dem spring tbf"),
+        (|s| _ = s.qdiscs.insert("fq", None), "edt"),
+        (|s| s.ifb = None, "htb dem spring"),
+    ];
+    for (change, names) in cases {
+        let mut seen = whole();
+        change(&mut seen.survey);
+        let unknown = judge(&seen).findings.into_iter();
+        let unknown = unknown.filter(|f| f.about == "schemes" && f.verdict == Verdict::Unknown);
+        let unknown = unknown.map(|f| f.found.split('`').nth(1).unwrap().to_owned());
+        assert_eq!(unknown.collect::<Vec<_>>().join(" "), names);
+    }
+    // What is known not to work stays that.
+    let (_, said) = complaints(|seen| {
+        nobody(&mut seen.survey);
+        seen.survey.qdiscs.insert("fq", Some(false));
+    });
+    assert!(said.contains("Warning schemes: `edt` does not work"), "{said}");
 }
 
 #[test]
