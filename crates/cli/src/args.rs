@@ -343,7 +343,7 @@ pub struct RunArgs {
     pub parent: Option<String>,
     #[command(flatten)]
     pub limit: LimitArgs,
-    /// Run the command as this user; `invoker`: who called sudo
+    /// Run the command as this user, in an environment of theirs; `invoker`: who called sudo
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
     /// TCP congestion control for the command, such as `dctcp`

@@ -23,10 +23,11 @@
 //! Signals that are sent to this process alone are passed on to it.
 
 use std::{
+    env,
     ffi::OsString,
     fs, io,
     os::fd::AsFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     sync::mpsc,
     thread,
@@ -58,6 +59,7 @@ use crate::{
 };
 use socket::{AskError, Asked};
 
+mod environment;
 pub mod socket;
 
 /// What the names of the cgroups made here start with.
@@ -263,8 +265,14 @@ fn prepare(
 ) -> Result<Prepared, SpawnError> {
     let mut command = Command::new(&options.command);
     command.args(&options.arguments);
-    if let Some(User { name, home, shell, .. }) = &options.user {
-        command.envs([("USER", name), ("LOGNAME", name), ("HOME", home), ("SHELL", shell)]);
+    if let Some(user) = &options.user {
+        let names = env::vars_os().map(|(name, _)| name);
+        for (name, value) in environment::changes(names, user, Path::new("/run")) {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
     }
     signals.prepare(command, &group.cgroup, options.user.as_ref())
 }

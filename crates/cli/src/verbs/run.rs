@@ -95,12 +95,13 @@ fn user(name: &str) -> Result<User> {
     let number = |name: &str| env::var(name).ok().and_then(|text| text.parse::<u32>().ok());
     let found = match name {
         "invoker" => {
-            let (Some(uid), Some(gid)) = (number("SUDO_UID"), number("SUDO_GID")) else {
-                let message = "--user invoker: SUDO_UID and SUDO_GID are not set; run it with sudo, or \
+            let Some(uid) = number("SUDO_UID") else {
+                let message = "--user invoker: SUDO_UID is not the number of a user; run it with sudo, or \
                                name a user";
                 return Err(UsageError(message.to_owned()).into());
             };
-            names::user_of(uid)?.map(|user| User { gid, ..user })
+            let user = names::user_of(uid)?;
+            user.map(|user| User { gid: number("SUDO_GID").unwrap_or(user.gid), ..user })
         }
         name => match (names::user(name)?, name.parse()) {
             (None, Ok(uid)) => names::user_of(uid)?,

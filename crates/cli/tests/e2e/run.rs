@@ -276,6 +276,31 @@ fn root_run_as_another_user() {
     assert!(said.contains("--user no-such-user: there is no such user"), "{said}");
     let mut plain = as_user("invoker");
     let (code, said) = refused(plain.env_remove("SUDO_UID"));
-    assert!(code == 1 && said.contains("run it with sudo"), "{code} {said}");
+    assert!(code == 1 && said.contains("SUDO_UID is not"), "{code} {said}");
+    // Without SUDO_GID the user's own group.
+    let invoker = text(as_user("invoker").env_remove("SUDO_GID").output().as_ref().unwrap());
+    assert!(invoker.starts_with(&format!("1\n{}\n", id("-g"))), "{invoker}");
+
+    // Nothing of the session of who called.
+    let mut command = place.run(&[RATE, &["--user", "daemon"]].concat());
+    let callers = [
+        ("XDG_RUNTIME_DIR", "/run/user/0"),
+        ("XDG_CONFIG_HOME", "/root/.config"),
+        ("DBUS_SESSION_BUS_ADDRESS", "unix:path=/run/user/0/bus"),
+        ("SSH_AUTH_SOCK", "/root/agent"),
+        ("SSH_AGENT_PID", "1"),
+        ("XAUTHORITY", "/root/.Xauthority"),
+        ("MAIL", "/var/mail/root"),
+        ("USERNAME", "root"),
+        ("KEPT", "/root"),
+    ];
+    let output = command.arg("env").envs(callers).output().unwrap();
+    let said = text(&output);
+    for (name, value) in callers {
+        let is = said.lines().any(|line| line == format!("{name}={value}"));
+        assert_eq!(is, name == "KEPT", "{name}: {said}");
+    }
+    assert!(said.lines().any(|line| line == "MAIL=/var/mail/daemon"), "{said}");
+    assert!(said.lines().any(|line| line.starts_with("PATH=")), "{said}");
     assert!(place.run_group().is_none());
 }
