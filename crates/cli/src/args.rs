@@ -59,12 +59,12 @@ pub struct Cli {
     #[arg(value_name = "DIR", hide_env_values = true, hide_short_help = true)]
     #[arg(help_heading = "Global options")]
     pub bpffs: PathBuf,
-    /// Where software NICs that run are known
+    /// Directory for the sockets, locks and reports of the agent, the page and software NICs
     #[arg(long, global = true, env = "TIDEGATE_RUN_DIR", default_value = DEFAULT_DIR)]
     #[arg(value_name = "DIR", hide_env_values = true, hide_short_help = true)]
     #[arg(help_heading = "Global options")]
     pub run_dir: PathBuf,
-    /// The socket at which a daemon that runs is asked
+    /// The socket of the fleet daemon
     #[arg(long, global = true, env = "TIDEGATE_SOCKET", default_value = API_SOCKET)]
     #[arg(value_name = "PATH", hide_env_values = true, hide_short_help = true)]
     #[arg(help_heading = "Global options")]
@@ -205,7 +205,7 @@ Examples:
     /// Print the JSON schema of spec files, for editors and other tools
     #[command(after_help = "Example:\n  tidegate schema > spec.schema.json")]
     Schema,
-    /// Show what `apply` would do; exits 3 if that is anything
+    /// Show what `apply` would do; exit 3 if it would change anything
     #[command(after_help = "\
 Examples:
   tidegate plan limits.toml
@@ -338,7 +338,7 @@ Examples:
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// A limit of this host that the command is inside of: it has a part of that one's rate
+    /// The limit to run the command inside: the command shares that limit's rate
     #[arg(long, value_name = "NAME")]
     pub parent: Option<String>,
     #[command(flatten)]
@@ -366,7 +366,7 @@ pub struct AddArgs {
     pub name: String,
     #[command(flatten)]
     pub scope: ScopeArgs,
-    /// The limit that it is inside of: it has a part of that one's rate
+    /// The limit to put this one inside: it shares that limit's rate
     #[arg(long, value_name = "NAME")]
     pub parent: Option<String>,
     /// Replace a qdisc that is in the way, for good

@@ -390,7 +390,7 @@ pub static FIELDS: [Field; 20] = [
         Key {
             name: "match",
             kind: Kind::List,
-            about: "The hosts behind a device that are limited; the longest prefix has a packet",
+            about: "The hosts behind a device that are limited; the longest matching prefix counts",
             example: "match = [\"10.0.0.0/24\", \"2001:db8:1::/48\"]",
             default: "none: all",
         },

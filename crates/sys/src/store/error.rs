@@ -160,8 +160,8 @@ pub enum StoreError {
     },
     /// A limit of another version, or one that has lost a pin.
     #[error(
-        "limit `{name}` cannot be read ({why}); {}take it off with `tidegate limit del {name}`, or put it on \
-         anew with `tidegate limit add {name} ...` or `tidegate apply`",
+        "limit `{name}` cannot be read ({why}); {}remove it with `tidegate limit del {name}`, or \
+         replace it with `tidegate limit add {name} ...` or `tidegate apply`",
         AsItWas(*.is_known, .name)
     )]
     Unreadable {
