@@ -1,6 +1,10 @@
 //! The agent's files: all `*.toml` of a directory, in the order of their names.
 
-use std::{fs, io::Read, path::Path};
+use std::{
+    fs,
+    io::{ErrorKind, Read},
+    path::Path,
+};
 
 use tidegate_host::spec::{MAX_SPEC_BYTES, Spec};
 
@@ -9,12 +13,14 @@ use crate::goal::Files;
 /// Files of the directory at most.
 pub const MAX_FILES: usize = 1024;
 
-/// Reads what is good of the files, and what is wrong with the rest.
+/// Reads what is good of the files, and what is wrong with the rest. A directory that is not there has no
+/// files.
 #[must_use]
 pub fn read(directory: &Path) -> Files {
     let mut files = Files::default();
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
+        Err(e) if e.kind() == ErrorKind::NotFound => return files,
         Err(e) => {
             files.errors.push(format!("{}: cannot be read: {e}", directory.display()));
             return files;
@@ -36,7 +42,7 @@ pub fn read(directory: &Path) -> Files {
         let read = read.and_then(|file| file.take(MAX_SPEC_BYTES + 1).read_to_string(&mut text));
         match read {
             // It has been removed meanwhile.
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(e) if e.kind() == ErrorKind::NotFound => continue,
             Err(e) => {
                 files.errors.push(format!("{file}: cannot be read: {e}"));
                 continue;
