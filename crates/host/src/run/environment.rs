@@ -26,10 +26,10 @@ const OF_A_USER: [&str; 12] = [
     "WAYLAND_DISPLAY",
     "XAUTHORITY",
 ];
-/// Of the freedesktop.org variables these are the host's.
+/// The variables of freedesktop.org that are the host's.
 const OF_THE_HOST: [&str; 2] = ["XDG_CONFIG_DIRS", "XDG_DATA_DIRS"];
 
-/// What changes for a user, beside an environment: the value of a variable, or `None` to remove it. Runtime
+/// The changes that a user needs in an environment: the value of a variable, or `None` to remove it. Runtime
 /// directories are below `run`.
 pub(super) fn changes(
     names: impl Iterator<Item = OsString>,

@@ -17,7 +17,7 @@ const READS_MAX: usize = 1024;
 pub struct DeviceChanges(Socket);
 
 impl DeviceChanges {
-    /// Those of the namespace of the calling thread, from now on.
+    /// Follows the namespace of the calling thread, from now on.
     ///
     /// # Errors
     /// [`NetError::Refused`] when the kernel gives no socket.

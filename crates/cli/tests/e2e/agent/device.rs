@@ -51,7 +51,7 @@ impl Bed<'_> {
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// What systemd and people read.
+    /// The count of limits in force, as systemd and people read it.
     fn counts(&self) -> String {
         let table = text_of(&mut self.tidegate());
         let line = table.lines().find(|line| line.starts_with("Agent")).unwrap_or_default();
@@ -78,7 +78,7 @@ fn root_agent_follows_a_device_that_is_removed_and_made_again() {
     assert_eq!(bed.check(), Some(3), "it is required");
     let table = text_of(&mut bed.tidegate());
     assert!(!table.contains("there is no cgroup"), "{table}");
-    // An agent that is not told would find it when it looks at its limits, `CHECK` after the last look at the
+    // An agent without events would find it when it looks at its limits, `CHECK` after the last look at the
     // earliest. That look was after the beginning of the round.
     let in_time = (0..ROUNDS).any(|_| {
         let began = Instant::now();
