@@ -1,9 +1,9 @@
 //! The agent as a state machine: events and the time go in, actions come out. It reads and writes nothing.
 //!
 //! ```text
-//! files changed, SIGHUP ──► ReadFiles ──► Read ──► Gate ─┐
-//! cgroups, devices changed ► Scan ────────► Scanned ───────┼─► goal ──► Move, Apply ──► Applied ──┐
-//! lines of children, the clock ───────────────────────────┘              Decide, Report ◄────────┘
+//! files changed, SIGHUP ───► ReadFiles ─► Read ──► Gate ─┐
+//! cgroups, devices changed ► Scan ──────► Scanned ───────┼─► goal ──► Move, Apply ──► Applied ──┐
+//! lines of children, the clock ──────────────────────────┘              Decide, Report ◄────────┘
 //! ```
 //!
 //! The gate holds a new cgroup until `Decide` names it (`decisions.rs`).
