@@ -56,6 +56,9 @@ pub const RETRY_MAX: Duration = Duration::from_secs(60);
 /// Processes moved for one goal at most.
 pub const MOVES_MAX: usize = 1024;
 
+/// The state of an engine, or of the API server, that does not answer begins so.
+const AWAY: &str = "away: ";
+
 /// What happened.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
@@ -308,7 +311,7 @@ impl Agent {
                 }
             }
             Line::Gone(id) => drop(containers.remove(&id)),
-            Line::Away(reason) => state = format!("away: {reason}"),
+            Line::Away(reason) => state = format!("{AWAY}{reason}"),
         }
         self.engine_states.insert(socket, state);
         self.dirty = true;
@@ -317,7 +320,7 @@ impl Agent {
     fn cluster(&mut self, line: Line<Pod>) {
         let mut state = "connected".to_owned();
         match (line, &mut self.pods) {
-            (Line::Away(reason), _) => state = format!("away: {reason}"),
+            (Line::Away(reason), _) => state = format!("{AWAY}{reason}"),
             (Line::Listed(all), pods) if all.len() <= MAX_PODS => *pods = Pods::Known(all),
             (Line::Changed(uid, pod), Pods::Known(pods)) if pods.len() < MAX_PODS => {
                 pods.insert(uid, pod);
@@ -487,11 +490,29 @@ impl Agent {
         self.files.as_ref().is_some_and(|files| files.select(kinds))
     }
 
+    /// Which engines of containers do not answer, in words; `None` if all do.
+    fn silent_engines(&self) -> Option<String> {
+        if self.engine_states.is_empty() {
+            return Some("no engine of containers has been found".to_owned());
+        }
+        let away = self.engine_states.iter().filter(|(_, state)| state.starts_with(AWAY));
+        let away: Vec<_> = away.map(|(socket, state)| format!("{socket} is {state}")).collect();
+        (!away.is_empty()).then(|| away.join(", "))
+    }
+
     fn report(&self) -> Report {
         let mut limits = self.goal.reports.clone();
         for report in &mut limits {
             if let Some(reason) = self.refused.get(&report.name) {
                 (report.state, report.reason) = (LimitState::Refused, Some(reason.clone()));
+            }
+        }
+        let on_containers = self.goal.waiting.iter().filter(|waits| is_on_containers(&waits.scope));
+        let on_containers: BTreeSet<_> = on_containers.map(|waits| waits.name.as_str()).collect();
+        let silent = self.silent_engines();
+        for report in limits.iter_mut().filter(|report| on_containers.contains(&*report.name)) {
+            if let (Some(reason), Some(silent)) = (&mut report.reason, &silent) {
+                *reason += &format!("; {silent}");
             }
         }
         let moves = self.moves_refused.iter().map(|(into, why)| format!("cgroup `{into}`: {why}"));
@@ -512,9 +533,13 @@ impl Agent {
             managed: self.managed.clone(),
             engines,
             gate: self.gate.clone(),
-            next_change: self.goal.next.map(|next| next.to_string()),
         }
     }
+}
+
+fn is_on_containers(scope: &Scope) -> bool {
+    use SelectorKind::{Container, Labels};
+    matches!(scope, Scope::Select(selector) if matches!(selector.kind, Container | Labels))
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use tidegate_host::{
     plan::{Present, Wanted},
     pods::{Pods, pod_cgroup},
     settings::{Patch, SettingsError},
-    spec::{Follow, LimitSpec, Spec},
+    spec::{Follow, LimitSpec, Scheduled, Spec},
     tree::{Parents, are_strangers},
     world::{Match, World},
 };
@@ -165,19 +165,21 @@ pub fn own_cgroup(limit: &str) -> String {
 /// What the files ask for. O(limits × cgroups).
 #[must_use]
 pub fn goal(files: &Files, world: &World, now: &Zoned) -> Goal {
-    let mut builder = Builder { world, goal: Goal::default(), names: BTreeMap::new() };
+    let (goal, names) = (Goal::default(), BTreeMap::new());
+    let mut builder = Builder { world, goal, names, scheduled: None };
     for spec in &files.specs {
         match spec.at(now) {
             Ok(moment) => {
                 builder.goal.next = builder.goal.next.into_iter().chain(moment.next).min();
-                let rows: BTreeMap<_, _> = moment.rows.into_iter().collect();
                 for limit in moment.off {
+                    builder.scheduled = moment.scheduled.get(&limit.name).cloned();
                     builder.off(&spec.file, limit);
                 }
                 for limit in moment.spec.limits {
-                    let row = rows.get(&limit.name).cloned();
-                    builder.limit(&spec.file, limit, row);
+                    builder.scheduled = moment.scheduled.get(&limit.name).cloned();
+                    builder.limit(&spec.file, limit);
                 }
+                builder.scheduled = None;
             }
             // A row was checked when the file was read.
             Err(error) => builder.all_refused(spec, &error.to_string()),
@@ -205,10 +207,17 @@ struct Builder<'a> {
     goal: Goal,
     /// The file of each name.
     names: BTreeMap<String, String>,
+    /// What the schedule of the limit at hand says.
+    scheduled: Option<Scheduled>,
 }
 
 impl Builder<'_> {
     fn report(&mut self, file: &str, limit: &LimitSpec, state: LimitState, reason: Option<String>) {
+        let (row, change) = match self.scheduled.clone() {
+            Some(Scheduled { row, change }) => (row, change),
+            None => (None, None),
+        };
+        let (when, rates) = change.unzip();
         self.goal.reports.push(LimitReport {
             name: limit.name.clone(),
             file: file.to_owned(),
@@ -216,7 +225,9 @@ impl Builder<'_> {
             state,
             reason,
             required: limit.follow.required,
-            schedule: None,
+            schedule: row,
+            next_change: when.map(|when| when.strftime("%Y-%m-%dT%H:%M%:z").to_string()),
+            next_rates: rates,
             cgroups: Vec::new(),
         });
     }
@@ -258,12 +269,20 @@ impl Builder<'_> {
                     LimitState::Off,
                     Some("its schedule has no rate now".to_owned()),
                 );
+                if limit.follow.each
+                    && let Ok((matches, _)) = self.matches(&limit)
+                {
+                    let names = names_of_each(&limit.name, &matches);
+                    let own = names.into_iter().filter(|name| self.name(file, name).is_ok());
+                    let own: Vec<_> = own.collect();
+                    self.goal.off.extend(own);
+                }
                 self.goal.off.insert(limit.name);
             }
         }
     }
 
-    fn limit(&mut self, file: &str, limit: LimitSpec, row: Option<String>) {
+    fn limit(&mut self, file: &str, limit: LimitSpec) {
         if let Err(reason) = self.name(file, &limit.name) {
             return self.refuse(file, &limit, reason);
         }
@@ -272,10 +291,13 @@ impl Builder<'_> {
                 let reason = absent::missing(&limit.scope);
                 return self.waits(file, limit, reason);
             }
-            return self.add(file, limit, Vec::new(), row);
+            return self.add(file, limit, Vec::new());
         }
         let matches = match self.matches(&limit) {
-            Ok(matches) => matches,
+            Ok((matches, moves)) => {
+                self.goal.moves.extend(moves);
+                matches
+            }
             Err(reason) => return self.refuse(file, &limit, reason),
         };
         if matches.is_empty() {
@@ -283,14 +305,14 @@ impl Builder<'_> {
             return self.waits(file, limit, reason);
         }
         if !limit.follow.each {
-            return self.add(file, limit, outermost(matches), row);
+            return self.add(file, limit, outermost(matches));
         }
         let names = names_of_each(&limit.name, &matches);
         for (name, found) in names.into_iter().zip(matches) {
             let scope = Scope::Cgroup(found.cgroup.clone());
             let one = LimitSpec { name, scope, ..limit.clone() };
             match self.name(file, &one.name) {
-                Ok(()) => self.add(file, one, vec![found], row.clone()),
+                Ok(()) => self.add(file, one, vec![found]),
                 Err(reason) => self.refuse(file, &one, reason),
             }
         }
@@ -298,8 +320,8 @@ impl Builder<'_> {
 
     /// Why a limit waits that matches nothing.
     fn missing(&self, scope: &Scope) -> String {
+        let missing = format!("there is no {scope}");
         if !matches!(scope, Scope::Select(selector) if selector.kind == SelectorKind::Pod) {
-            let missing = absent::missing(scope);
             // As where systemd has version 1 alone.
             return match self.world.cgroups.keys().all(String::is_empty) {
                 true => {
@@ -315,21 +337,22 @@ impl Builder<'_> {
             (Pods::NotListed, _) => {
                 "the API server has not listed the pods of this node yet".to_owned()
             }
-            (Pods::Known(_), 0) => format!("there is no {scope}"),
-            (Pods::Known(_), n) => format!("there is no {scope}; {n} pods here are not known yet"),
+            (Pods::Known(_), 0) => missing,
+            (Pods::Known(_), n) => format!("{missing}; {n} pods here are not known yet"),
         }
     }
 
-    /// The cgroups of a limit. Processes that are to be moved are noted.
-    fn matches(&mut self, limit: &LimitSpec) -> Result<Vec<Match>, String> {
+    /// The cgroups of a limit, and processes that are to be moved for it.
+    fn matches(&self, limit: &LimitSpec) -> Result<(Vec<Match>, Vec<Move>), String> {
         let (Scope::Select(selector), true) = (&limit.scope, limit.follow.moves) else {
-            return self.world.cgroups_of(&limit.scope).map_err(|e| e.to_string());
+            let found = self.world.cgroups_of(&limit.scope).map_err(|e| e.to_string())?;
+            return Ok((found, Vec::new()));
         };
         if selector.kind != SelectorKind::Exe {
             return Err("only programs are moved".to_owned());
         }
         let own = own_cgroup(&limit.name);
-        let mut found = BTreeSet::new();
+        let (mut found, mut moves) = (BTreeSet::new(), Vec::new());
         for program in self.world.matching(&selector.value) {
             let last = program.cgroup.rsplit('/').next().unwrap_or_default();
             let above = if last == own {
@@ -339,23 +362,22 @@ impl Builder<'_> {
             };
             let into = if above.is_empty() { own.clone() } else { format!("{above}/{own}") };
             if last != own {
-                self.goal.moves.push(Move { pid: program.pid, into: into.clone() });
+                moves.push(Move { pid: program.pid, into: into.clone() });
             }
             if self.world.cgroups.contains_key(&into) {
                 let name = program.exe.rsplit('/').next().unwrap_or_default().to_owned();
                 found.insert(Match { name, cgroup: into });
             }
         }
-        Ok(found.into_iter().collect())
+        Ok((found.into_iter().collect(), moves))
     }
 
-    fn add(&mut self, file: &str, limit: LimitSpec, matches: Vec<Match>, row: Option<String>) {
+    fn add(&mut self, file: &str, limit: LimitSpec, matches: Vec<Match>) {
         self.report(file, &limit, LimitState::InForce, None);
         let id = |path: &str| self.world.cgroups.get(path).copied().unwrap_or_default();
         let cgroups: Vec<_> =
             matches.into_iter().map(|found| (found.cgroup.clone(), id(&found.cgroup))).collect();
         if let Some(report) = self.goal.reports.last_mut() {
-            report.schedule = row;
             report.cgroups = cgroups.iter().map(|(path, _)| path.clone()).collect();
         }
         let device = limit.scope.is_device().then(|| self.world.devices.get(limit.scope.name()));

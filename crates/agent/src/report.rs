@@ -62,9 +62,31 @@ pub struct LimitReport {
     /// The row of its schedule that holds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub schedule: Option<String>,
+    /// When its schedule gives it other rates: local time, with its offset.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub next_change: Option<String>,
+    /// Those rates, or `off`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub next_rates: Option<String>,
     /// The paths of what it is on.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub cgroups: Vec<String>,
+}
+
+impl LimitReport {
+    /// What its schedule says, if it has one.
+    #[must_use]
+    pub fn schedule_words(&self) -> Option<String> {
+        let now = match (self.state, &self.schedule) {
+            (LimitState::Off, _) => "off by its schedule".to_owned(),
+            (_, Some(row)) => format!("schedule {row}"),
+            (_, None) if self.next_change.is_some() => "no row of its schedule holds".to_owned(),
+            (_, None) => return None,
+        };
+        let then = self.next_change.iter().zip(&self.next_rates);
+        let then = then.map(|(when, rates)| format!(" until {when}, then {rates}"));
+        Some(now + &then.collect::<String>())
+    }
 }
 
 /// Whether new cgroups are held until the agent has decided which limits are on them.
@@ -110,9 +132,6 @@ pub struct Report {
     pub engines: BTreeMap<String, String>,
     #[serde(default)]
     pub gate: GateReport,
-    /// When a schedule may change something (RFC 3339).
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub next_change: Option<String>,
 }
 
 /// The directory in which the agent has its files.

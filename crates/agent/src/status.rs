@@ -152,6 +152,9 @@ impl HostStatus {
                     let why = reason.clone().unwrap_or_else(missing);
                     format!("limit `{name}` waits: {why}; the agent puts it on when it can")
                 }
+                None if absent::is_for_the_agent(scope) => {
+                    format!("limit `{name}` waits: {}, and puts it on", missing())
+                }
                 None => format!(
                     "limit `{name}` waits: {}; `tidegate apply FILE` puts it on when there is",
                     missing()

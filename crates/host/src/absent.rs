@@ -40,12 +40,22 @@ pub struct Waits {
     pub parent: Option<String>,
 }
 
+/// Whether the agent alone finds what a scope matches.
+#[must_use]
+pub fn is_for_the_agent(scope: &Scope) -> bool {
+    use SelectorKind::{Container, Labels, Pod};
+    matches!(scope, Scope::Select(Selector { kind: Container | Labels | Pod, .. }))
+}
+
 /// Why a limit waits whose scope matches nothing.
 #[must_use]
 pub fn missing(scope: &Scope) -> String {
     match scope {
         Scope::Select(Selector { kind: SelectorKind::Pod, .. }) => {
             "only `tidegate agent --kubernetes` knows which pods are here".to_owned()
+        }
+        scope if is_for_the_agent(scope) => {
+            "only `tidegate agent` knows which containers are here".to_owned()
         }
         scope => format!("there is no {scope}"),
     }

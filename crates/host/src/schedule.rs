@@ -16,6 +16,8 @@ use crate::settings::{Patch, RateSetting};
 pub const MAX_ROWS: usize = 32;
 const DAY_NAMES: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
 const DAY_MINUTES: u16 = 24 * 60;
+/// Boundaries of spans looked at for the next one at which another row holds.
+const BOUNDARIES_LOOKED_AT: usize = 64;
 /// A span that began on an earlier day may still hold, and the next one begins within a week.
 const DAYS_LOOKED_AT: std::ops::RangeInclusive<i64> = -1..=8;
 
@@ -190,6 +192,21 @@ impl Schedule {
         }
         (holds, next)
     }
+
+    /// When another row holds, and which; `None` if the same one holds at all boundaries that are looked at.
+    #[must_use]
+    pub fn change(&self, now: &Zoned) -> Option<(Zoned, Option<&Row>)> {
+        let (holds, mut next) = self.at(now);
+        for _ in 0..BOUNDARIES_LOOKED_AT {
+            let then = next?.to_zoned(now.time_zone().clone());
+            let (row, after) = self.at(&then);
+            if row != holds {
+                return Some((then, row));
+            }
+            next = after;
+        }
+        None
+    }
 }
 
 #[cfg(test)]
@@ -280,6 +297,33 @@ mod tests {
             let expected = (rate.to_owned(), next.to_owned());
             assert_eq!(at(rows, when), expected, "{rows:?} at {when}");
         }
+    }
+
+    #[test]
+    fn a_change_is_where_another_row_holds() {
+        let change = |rows: &[Row], when: &str| {
+            let schedule = Schedule(rows.to_vec());
+            let now: Zoned = format!("{when}[Europe/Berlin]").parse().unwrap();
+            let change = schedule.change(&now);
+            change.map(|(when, row)| {
+                format!(
+                    "{} {}",
+                    when.strftime("%a %H:%M"),
+                    row.map_or("-".to_owned(), Row::to_string)
+                )
+            })
+        };
+        // Each day is a span of its own, but it is the same row.
+        let weekend = [row("sat,sun", "0:00", "24:00", "1mbit")];
+        assert_eq!(change(&weekend, "2026-03-07T12:00").unwrap(), "Mon 00:00 -");
+        assert_eq!(change(&weekend, "2026-03-09T12:00").unwrap(), "Sat 00:00 sat,sun 00:00-24:00");
+        // A later row inside an earlier one does not hold.
+        let inside =
+            [row("mon-fri", "08:00", "18:00", "1mbit"), row("mon", "09:00", "20:00", "2mbit")];
+        let next = change(&inside, "2026-03-02T08:30").unwrap();
+        assert_eq!(next, "Mon 18:00 mon 09:00-20:00");
+        assert_eq!(change(&[row("mon-sun", "0:00", "24:00", "1mbit")], "2026-03-02T08:30"), None);
+        assert_eq!(change(&[], "2026-03-02T08:30"), None);
     }
 
     #[test]

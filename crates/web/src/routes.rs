@@ -221,7 +221,6 @@ struct LiveDirection {
 struct LiveAgent<'a> {
     running: bool,
     directory: &'a str,
-    next_change: Option<&'a str>,
     /// Limits of its files that have something to say beyond what is on the host.
     limits: Vec<&'a LimitReport>,
 }
@@ -232,10 +231,11 @@ impl<'a> Live<'a> {
         let agent = snapshot.agent.as_ref().map(|agent| LiveAgent {
             running: agent.running,
             directory: &agent.report.directory,
-            next_change: agent.report.next_change.as_deref(),
             limits: {
                 let limits = agent.report.limits.iter();
-                limits.filter(|limit| limit.reason.is_some() || limit.schedule.is_some()).collect()
+                limits
+                    .filter(|limit| limit.reason.is_some() || limit.schedule_words().is_some())
+                    .collect()
             },
         });
         Live {

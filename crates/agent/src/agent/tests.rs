@@ -381,6 +381,20 @@ fn limits_of_containers_stay_until_an_engine_has_told_of_them() {
 }
 
 #[test]
+fn a_limit_that_waits_for_a_container_names_the_engine_that_is_away() {
+    let mut bed = Bed::new();
+    bed.write("[[limit]]\nname = \"w\"\nscope = { container = \"web\" }\negress = \"1mbit\"\n");
+    let reason = |bed: &Bed| bed.report.limits[0].reason.clone().unwrap();
+    let none = "there is no container `web`";
+    assert_eq!(reason(&bed), format!("{none}; no engine of containers has been found"));
+    let says = |line| Event::Engine { socket: "/run/x.sock".to_owned(), line };
+    bed.handle(says(Line::Away("refused".to_owned())));
+    assert_eq!(reason(&bed), format!("{none}; /run/x.sock is away: refused"));
+    bed.handle(says(Line::Listed(BTreeMap::new())));
+    assert_eq!(reason(&bed), none);
+}
+
+#[test]
 fn limits_of_pods_stay_until_the_api_server_has_answered_once() {
     let mut bed = Bed::new();
     let uid = "a".repeat(32);

@@ -77,7 +77,7 @@ impl Builder<'_> {
         let taken = self.name(file, &limit.name);
         let found = taken.and(set).and_then(|()| self.matches(&limit));
         match found {
-            Ok(found) => self.add(file, limit, found, None),
+            Ok((found, _)) => self.add(file, limit, found),
             Err(reason) => self.refuse(file, &limit, reason),
         }
     }

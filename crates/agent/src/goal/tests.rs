@@ -319,6 +319,18 @@ fn a_limit_is_off_when_its_schedule_has_no_rate() {
     assert_eq!(states(&goal), ["a off: its schedule has no rate now"]);
     assert!(goal.off.contains("a") && !goal.has("a"));
     assert_eq!(goal.next.unwrap().to_string(), "2026-03-02T13:00:00Z");
+    let words = goal.reports[0].schedule_words().unwrap();
+    assert_eq!(words, "off by its schedule until 2026-03-02T13:00+00:00, then egress 1mbit");
+}
+
+#[test]
+fn the_limits_of_each_match_are_off_with_their_schedule() {
+    let schedule = "each = true\nschedule = [{ from = \"13:00\", egress = \"1mbit\" }]";
+    let text = limit("a", "unit = \"*.service\"", schedule);
+    let goal = goal(&files(&[&text]), &world(&["x.service", "y.service"]), &now());
+    assert_eq!(states(&goal), ["a off: its schedule has no rate now"]);
+    let off = ["a", "a-x_service", "a-y_service"].map(|name| goal.off.contains(name));
+    assert_eq!(off, [true; 3], "{:?}", goal.off);
 }
 
 #[test]

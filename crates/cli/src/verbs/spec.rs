@@ -13,17 +13,18 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tidegate_agent::{
     goal::{self, Files, Goal},
-    report, scan,
+    report::{LimitReport, LimitState},
+    scan,
 };
 use tidegate_core::{Rate, Scope, selector::SelectorKind};
 use tidegate_fleet::rates;
 use tidegate_host::{
-    absent::{self, Waits},
+    absent::{self, Waits, is_for_the_agent},
     apply,
     host::Host,
     nic::{
         NicSpec,
-        state::{LimitState, RunDir},
+        state::{self, RunDir},
     },
     plan::{self, Action, Plan, PlanError, Present, Reason, Wanted},
     settings::{Difference, is_parents},
@@ -88,7 +89,7 @@ pub fn plan(store: &Path, run_dir: &Path, args: &PlanAtArgs) -> Result<ExitCode>
     let (wanted, waiting) = resolved.wanted(&host, &present)?;
     let Resolved { spec, goal } = resolved;
     let plan = planned(&spec, &present, &wanted, (&waiting, &goal.off), args.prune)?;
-    print(&spec, run_dir, &plan, &waiting, args, false)?;
+    print(&spec, run_dir, &plan, (&waiting, &goal.reports), args, false)?;
     Ok(if plan.actions.is_empty() { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
 
@@ -113,7 +114,7 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
         Ok(plan)
     });
     verbs::close(host);
-    print(&spec, run_dir, &done?, &waiting, args, true)?;
+    print(&spec, run_dir, &done?, (&waiting, &goal.reports), args, true)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -141,9 +142,7 @@ fn resolved(mut spec: Spec, host: &Host, at: &Zoned) -> Result<Resolved> {
     scan::relative(host.hierarchy(), &mut spec);
     let files = Files { specs: vec![spec.clone()], errors: Vec::new() };
     let goal = goal::goal(&files, &world, at);
-    if let Some(refused) =
-        goal.reports.iter().find(|report| report.state == report::LimitState::Refused)
-    {
+    if let Some(refused) = goal.reports.iter().find(|report| report.state == LimitState::Refused) {
         let reason = refused.reason.as_deref().unwrap_or_default();
         return Err(UsageError(format!("{}: limit `{}`: {reason}", spec.file, refused.name)).into());
     }
@@ -174,7 +173,7 @@ fn print(
     spec: &Spec,
     run_dir: &Path,
     plan: &Plan,
-    waiting: &[Waits],
+    (waiting, reports): (&[Waits], &[LimitReport]),
     args: &PlanArgs,
     applied: bool,
 ) -> Result<()> {
@@ -196,13 +195,23 @@ fn print(
             name: &w.name,
             scope: ScopeJson(&w.scope),
             parent: w.parent.as_deref(),
+            reason: why(w),
         });
         let waiting = waiting.collect();
+        let schedules = reports.iter().filter(|report| report.schedule_words().is_some());
+        let schedules = schedules.map(|report| ScheduleJson {
+            name: &report.name,
+            off: report.state == LimitState::Off,
+            row: report.schedule.as_deref(),
+            next_change: report.next_change.as_deref(),
+            next_rates: report.next_rates.as_deref(),
+        });
+        let schedules = schedules.collect();
         let (file, unmanaged) = (spec.file.as_str(), plan.unmanaged.as_slice());
-        let plan = PlanJson { file, actions, waiting, unmanaged, nics, groups };
+        let plan = PlanJson { file, actions, waiting, schedules, unmanaged, nics, groups };
         writeln!(out, "{}", serde_json::to_string_pretty(&plan)?)?;
     } else {
-        print_text(&mut out, spec, plan, waiting, applied)?;
+        print_text(&mut out, spec, plan, (waiting, reports), applied)?;
         for (nic, runs) in &nics {
             writeln!(out, "{}", of_nic(spec, nic, runs.as_ref()))?;
         }
@@ -215,7 +224,7 @@ fn print_text(
     out: &mut impl Write,
     spec: &Spec,
     plan: &Plan,
-    waiting: &[Waits],
+    (waiting, reports): (&[Waits], &[LimitReport]),
     applied: bool,
 ) -> io::Result<()> {
     let paint = Paint::stdout();
@@ -258,18 +267,17 @@ fn print_text(
         }
     }
     for waits in waiting {
-        let why = match &waits.parent {
-            None => absent::missing(&waits.scope),
-            Some(parent) => format!("its parent `{parent}` waits"),
-        };
-        let is_pod =
-            matches!(&waits.scope, Scope::Select(select) if select.kind == SelectorKind::Pod);
-        let then = match is_pod {
+        let then = match is_for_the_agent(&waits.scope) {
             true => ", and puts it on".to_owned(),
             false => format!("; `tidegate apply {}` puts it on when there is", spec.file),
         };
-        let line = format!("! {} waits: {why}{then}", waits.name);
+        let line = format!("! {} waits: {}{then}", waits.name, why(waits));
         writeln!(out, "{}", paint.yellow(&line))?;
+    }
+    for report in reports {
+        if let Some(words) = report.schedule_words() {
+            writeln!(out, "  {}: {words}", report.name)?;
+        }
     }
     for name in &plan.unmanaged {
         writeln!(out, "  {name}: not in the file, left alone (--prune takes it off)")?;
@@ -295,6 +303,14 @@ fn print_text(
         writeln!(out, "Done: {add} added, {change} changed, {remove} removed.")
     } else {
         writeln!(out, "Plan: {add} to add, {change} to change, {remove} to remove.")
+    }
+}
+
+/// Why a limit waits.
+fn why(waits: &Waits) -> String {
+    match &waits.parent {
+        None => absent::missing(&waits.scope),
+        Some(parent) => format!("its parent `{parent}` waits"),
     }
 }
 
@@ -347,7 +363,8 @@ fn of_nic(spec: &Spec, nic: &NicSpec, runs: Option<&Value>) -> String {
 fn is_as_in_file(nic: &NicSpec, runs: &Value) -> bool {
     let ports = nic.ports.iter().zip([&runs["ports"][0], &runs["ports"][1]]);
     ports.into_iter().all(|(port, is)| is["port"] == port.to_string())
-        && serde_json::to_value(LimitState::of(nic)).is_ok_and(|limits| limits == runs["limits"])
+        && serde_json::to_value(state::LimitState::of(nic))
+            .is_ok_and(|limits| limits == runs["limits"])
 }
 
 #[derive(Serialize)]
@@ -364,7 +381,7 @@ struct Checked<'a> {
 struct NicJson<'a> {
     name: &'a str,
     ports: [String; 2],
-    limits: Vec<LimitState<'a>>,
+    limits: Vec<state::LimitState<'a>>,
     line: usize,
 }
 
@@ -372,7 +389,7 @@ impl<'a> From<&'a NicSpec> for NicJson<'a> {
     fn from(nic: &'a NicSpec) -> NicJson<'a> {
         let NicSpec { name, ports, line, .. } = nic;
         let ports = ports.each_ref().map(ToString::to_string);
-        NicJson { name, ports, limits: LimitState::of(nic), line: *line }
+        NicJson { name, ports, limits: state::LimitState::of(nic), line: *line }
     }
 }
 
@@ -455,6 +472,8 @@ struct PlanJson<'a> {
     actions: Vec<ActionJson<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     waiting: Vec<WaitsJson<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    schedules: Vec<ScheduleJson<'a>>,
     unmanaged: &'a [String],
     #[serde(skip_serializing_if = "Vec::is_empty")]
     nics: Vec<NicPlanJson<'a>>,
@@ -470,6 +489,20 @@ struct WaitsJson<'a> {
     scope: ScopeJson<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<&'a str>,
+    reason: String,
+}
+
+/// What the schedule of a limit says.
+#[derive(Serialize)]
+struct ScheduleJson<'a> {
+    name: &'a str,
+    off: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    row: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_change: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_rates: Option<&'a str>,
 }
 
 #[derive(Serialize)]

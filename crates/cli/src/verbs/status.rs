@@ -276,17 +276,12 @@ fn tell_agent(out: &mut impl Write, report: &Report) -> Result<()> {
     let (pid, dir, all) = (report.pid, &report.directory, report.limits.len());
     writeln!(out, "\nAgent (process {pid}) keeps {dir}: {in_force} of {all} limits in force")?;
     for limit in &report.limits {
-        let row = limit.schedule.as_ref().map(|row| format!("schedule {row}"));
-        let off = (limit.state == LimitState::Off).then(|| "off by its schedule".to_owned());
-        if let Some(what) = row.or(off) {
+        if let Some(what) = limit.schedule_words() {
             writeln!(out, "  {}: {what}", limit.name)?;
         }
     }
     for line in gate_lines(&report.gate) {
         writeln!(out, "  {line}")?;
-    }
-    if let Some(next) = &report.next_change {
-        writeln!(out, "  next change by a schedule: {next}")?;
     }
     for (socket, state) in &report.engines {
         writeln!(out, "  {socket}: {state}")?;

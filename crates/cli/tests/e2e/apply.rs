@@ -157,6 +157,59 @@ fn root_a_limit_on_a_device_and_those_inside_it_wait_for_the_device() {
     assert_eq!(place.json(&["status", "--json"])["limits"].as_array().unwrap().len(), 2);
 }
 
+/// A row that holds always, then one that holds on another day.
+#[test]
+fn root_plan_and_apply_say_what_a_schedule_has_off() {
+    need_root!();
+    let place = Place::new();
+    let day = jiff::Zoned::now().checked_add(jiff::Span::new().days(3)).unwrap();
+    let (each, plain) = (place.child("each"), place.child("plain"));
+    let path = |group: &Cgroup| group.path().to_owned();
+    let text = |days: &str| {
+        let row = format!("schedule = [{{ days = \"{days}\", egress = \"3mbit\" }}]\n");
+        let selected = path(&each).replace("each", "ea*");
+        spec(&[("p", &path(&plain), "9mbit")]).trim_end().to_owned()
+            + "\n"
+            + &row
+            + &format!(
+                "[[limit]]\nname = \"e\"\nscope = {{ cgroup = \"{selected}\" }}\neach = true\n"
+            )
+            + &row
+    };
+    let on = place.file("on.toml", &text("mon-sun"));
+    let done = place.ok(&["apply", on.to_str().unwrap()]);
+    assert!(done.contains("  p: schedule daily 00:00-24:00\n"), "{done}");
+    assert!(Objects::on(&each).is_whole() && Objects::on(&plain).is_whole());
+    let off = text(&day.strftime("%a").to_string().to_lowercase());
+    let off = place.file("off.toml", &off);
+    let off = off.to_str().unwrap();
+    let plan = |flags: &[&str]| {
+        let output = place.tidegate().args(["plan", off]).args(flags).output().unwrap();
+        assert_eq!(output.status.code(), Some(3), "changes are pending");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let planned = plan(&[]);
+    let until = format!("until {}T", day.date());
+    for words in [
+        "- e-",
+        "~ p: egress 3mbit -> 9mbit",
+        &format!("  e: off by its schedule {until}"),
+        &format!("  p: no row of its schedule holds {until}"),
+        ", then egress 3mbit\n",
+    ] {
+        assert!(planned.contains(words), "{words}: {planned}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&plan(&["--json"])).unwrap();
+    let off_of = |name: &str| {
+        let mut all = json["schedules"].as_array().unwrap().iter();
+        all.find(|schedule| schedule["name"] == name).unwrap()["off"].clone()
+    };
+    assert_eq!((off_of("e"), off_of("p")), (true.into(), false.into()));
+    place.ok(&["apply", off]);
+    assert_eq!(Objects::on(&each).links(), 0);
+    assert!(Objects::on(&plain).is_whole());
+}
+
 #[test]
 fn root_a_spec_that_is_half_applied_is_rolled_back() {
     need_root!();

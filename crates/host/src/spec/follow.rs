@@ -1,5 +1,8 @@
 //! Reads what a limit is on, and how it follows that: selectors, `each`, `required`, `move`, `schedule`.
 
+use std::collections::BTreeMap;
+
+use jiff::{Timestamp, Zoned};
 use tidegate_core::{
     Scope,
     selector::{Selector, SelectorKind},
@@ -316,6 +319,37 @@ fn select(kind: &str, text: &str) -> Result<Scope, FollowProblem> {
     Ok(Scope::Select(Selector { kind, value: own() }))
 }
 
+/// What a schedule says of its limit at a moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scheduled {
+    /// The row that holds, in words.
+    pub row: Option<String>,
+    /// When the limit has other rates, and which: `egress 10mbit`, or `off`.
+    pub change: Option<(Zoned, String)>,
+}
+
+impl Scheduled {
+    fn of(limit: &LimitSpec, now: &Zoned) -> Scheduled {
+        let LimitSpec { follow: Follow { schedule, .. }, patch, parent, .. } = limit;
+        let change = schedule.change(now).map(|(when, row)| {
+            let patch = row.map_or(*patch, |row| row.on(patch));
+            let mut rates = Vec::new();
+            for (name, rate) in [("egress", patch.egress), ("ingress", patch.ingress)] {
+                if let Some(RateSetting::Limit(rate)) = rate {
+                    rates.push(format!("{name} {rate}"));
+                }
+            }
+            let rates = match rates.is_empty() {
+                false => rates.join(", "),
+                true if parent.is_some() => "no rate of its own".to_owned(),
+                true => "off".to_owned(),
+            };
+            (when, rates)
+        });
+        Scheduled { row: schedule.at(now).0.map(Row::to_string), change }
+    }
+}
+
 /// A spec as it is at a moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moment {
@@ -323,10 +357,10 @@ pub struct Moment {
     pub spec: Spec,
     /// Names of those that have none by their schedule, each with what is written of it.
     pub off: Vec<LimitSpec>,
-    /// Names of those of which a row holds, and the row in words.
-    pub rows: Vec<(String, String)>,
+    /// What the schedules say, by the names of their limits.
+    pub scheduled: BTreeMap<String, Scheduled>,
     /// The next moment at which something may change.
-    pub next: Option<jiff::Timestamp>,
+    pub next: Option<Timestamp>,
 }
 
 impl Spec {
@@ -334,9 +368,9 @@ impl Spec {
     ///
     /// # Errors
     /// [`SpecError`] when a row asks for what a limit cannot have.
-    pub fn at(&self, now: &jiff::Zoned) -> Result<Moment, SpecError> {
+    pub fn at(&self, now: &Zoned) -> Result<Moment, SpecError> {
         let mut moment =
-            Moment { spec: self.clone(), off: Vec::new(), rows: Vec::new(), next: None };
+            Moment { spec: self.clone(), off: Vec::new(), scheduled: BTreeMap::new(), next: None };
         if self.limits.iter().all(|limit| limit.follow.schedule.0.is_empty()) {
             return Ok(moment);
         }
@@ -351,9 +385,7 @@ impl Spec {
             moment.next = moment.next.into_iter().chain(next).min();
             if !limit.follow.schedule.0.is_empty() {
                 let row = row.cloned();
-                if let Some(row) = &row {
-                    moment.rows.push((limit.name.clone(), row.to_string()));
-                }
+                moment.scheduled.insert(limit.name.clone(), Scheduled::of(&limit, now));
                 let patch = row.map_or(limit.patch, |row| row.on(&limit.patch));
                 if !has_rate(&patch, limit.parent.is_some()) {
                     moment.off.push(limit);

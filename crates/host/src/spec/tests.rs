@@ -181,6 +181,10 @@ fn a_schedule_gives_a_limit_its_rates_and_may_give_it_none() {
         };
         let mut said: Vec<_> = moment.spec.limits.iter().map(rate).collect();
         said.extend(moment.off.iter().map(|limit| format!("{} off", limit.name)));
+        for (name, scheduled) in &moment.scheduled {
+            let (when, rates) = scheduled.change.as_ref().unwrap();
+            said.push(format!("{name} from {} on {rates}", when.strftime("%a %H:%M")));
+        }
         let next = moment.next.unwrap().to_string();
         format!("{}; until {next}", said.join(", "))
     };

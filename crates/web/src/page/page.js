@@ -299,9 +299,10 @@ const detail = {
   show() {
     const limit = live.limits.find((limit) => limit.name === this.name);
     if (!limit) return this.said(`There is no limit ${this.name} on this host now.`);
-    const schedule = live.agent?.limits.find((l) => l.name === this.name)?.schedule;
+    const kept = live.agent?.limits.find((l) => l.name === this.name);
     const about = [STATES[limit.state] ?? limit.state, plain(limit.on), limit.scheme && `scheme ${limit.scheme}`,
-      limit.parent && `inside ${limit.parent}`, schedule && `schedule ${schedule}`];
+      limit.parent && `inside ${limit.parent}`, kept?.schedule && `schedule ${kept.schedule}`,
+      kept?.next_change && `until ${kept.next_change}, then ${kept.next_rates}`];
     put(this.about, about.filter(Boolean).join(" · "));
     for (const direction of directions(limit)) {
       if (!this.charts[direction]) this.directions.append(this.makeDirection(direction));

@@ -173,7 +173,8 @@ fn root_agent_limits_containers_by_name_and_by_their_labels() {
     let text = "labels = true\n".to_owned() + &limit("web", "container = \"web\"", rate);
     bed.write("a.toml", &text);
     let mut agent = bed.start();
-    assert_eq!(bed.wait_said("web", "waiting"), "there is no container `web`");
+    let reason = bed.wait_said("web", "waiting");
+    assert_eq!(reason, "there is no container `web`; no engine of containers has been found");
     let engine = Engine::start(socket.clone());
     let (web, db) = (id('c'), id('d'));
     engine.add(&web, "web", &json!({}));
