@@ -57,7 +57,7 @@ pub const RETRY_MAX: Duration = Duration::from_secs(60);
 pub const MOVES_MAX: usize = 1024;
 
 /// The state of an engine, or of the API server, that does not answer begins so.
-const AWAY: &str = "away: ";
+pub const AWAY: &str = "away: ";
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq)]

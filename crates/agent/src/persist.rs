@@ -11,9 +11,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use jiff::Zoned;
 use tidegate_core::Scope;
 use tidegate_host::{
     key::Kind,
+    schedule::Row,
     settings::fields::find,
     spec::{Spec, SpecError},
 };
@@ -245,6 +247,14 @@ fn checked(path: &Path, file: &str, text: String) -> Result<Edit, PersistError> 
 }
 
 impl Edit {
+    /// The row of a limit's schedule that holds at a moment.
+    #[must_use]
+    pub fn row(&self, limit: &str, now: &Zoned) -> Option<Row> {
+        let spec = Spec::parse(&self.path.display().to_string(), &self.text).ok()?;
+        let limit = spec.limits.into_iter().find(|is| is.name == limit)?;
+        limit.follow.schedule.at(now).0.cloned()
+    }
+
     /// Writes the file as a whole, with the mode and owner that it had. A link stays one.
     ///
     /// # Errors

@@ -74,6 +74,13 @@ pub struct LimitReport {
 }
 
 impl LimitReport {
+    /// Its state, and why: `waiting: there is no unit web.service`.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let reason = self.reason.iter().map(|reason| format!(": {reason}"));
+        self.state.name().to_owned() + &reason.collect::<String>()
+    }
+
     /// What its schedule says, if it has one.
     #[must_use]
     pub fn schedule_words(&self) -> Option<String> {

@@ -392,13 +392,7 @@ impl Shell<'_> {
             now.insert(format!("error {at}"), error.clone());
         }
         for limit in &report.limits {
-            let reason = limit.reason.as_ref().map(|reason| format!(": {reason}"));
-            let said = format!(
-                "limit `{}` {}{}",
-                limit.name,
-                limit.state.name(),
-                reason.unwrap_or_default()
-            );
+            let said = format!("limit `{}` {}", limit.name, limit.words());
             now.insert(limit.name.clone(), said);
         }
         if let Some(reason) = &report.gate.reason {

@@ -1,7 +1,7 @@
 //! All that is known of the limits of a host, as data that serializes: what `tidegate status --json` prints
 //! and `tidegate web` shows; and what of it somebody should be told.
 
-use std::path::Path;
+use std::{fs, path::Path};
 
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeStruct};
 use serde_json::Value;
@@ -38,6 +38,9 @@ pub struct HostStatus {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct AgentStatus {
     pub running: bool,
+    /// Its process is stopped by a signal, so it does nothing.
+    #[serde(default)]
+    pub stopped: bool,
     #[serde(flatten)]
     pub report: Report,
 }
@@ -48,12 +51,30 @@ impl AgentStatus {
     pub fn find(run_dir: &Path) -> Option<AgentStatus> {
         let files = RunFiles::at(run_dir);
         let report = files.read()?;
-        Some(AgentStatus { running: files.runs(), report })
+        let running = files.runs();
+        Some(AgentStatus { running, stopped: running && is_stopped(report.pid), report })
     }
 
-    fn limit(&self, name: &str) -> Option<&LimitReport> {
+    /// Whether it runs, and keeps what a file says.
+    #[must_use]
+    pub fn keeps(&self, file: &Path) -> bool {
+        let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let directory = file.parent().filter(|parent| *parent != Path::new(""));
+        let directory = whole(directory.unwrap_or(Path::new(".")));
+        self.running && whole(Path::new(&self.report.directory)) == directory
+    }
+
+    /// What it says of a limit of its files.
+    #[must_use]
+    pub fn limit(&self, name: &str) -> Option<&LimitReport> {
         self.report.limits.iter().find(|limit| limit.name == name)
     }
+}
+
+/// Whether a process is stopped: the state after its name, which may have brackets itself.
+fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }
 
 #[derive(Serialize)]
@@ -66,17 +87,13 @@ enum Row<'a> {
         scope: &'a Scope,
         state: &'static str,
     },
+    Kept(&'a LimitReport),
 }
 
 impl Serialize for HostStatus {
     /// What does not exist on the host has no key.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let waits = self.waiting.iter().map(|waits| Row::Waiting {
-            name: &waits.name,
-            scope: &waits.scope,
-            state: WAITING,
-        });
-        let limits: Vec<_> = self.limits.iter().map(Row::Pinned).chain(waits).collect();
+        let limits: Vec<_> = self.rows().collect();
         let mut map = serializer.serialize_struct("HostStatus", 4)?;
         map.serialize_field("limits", &limits)?;
         if !self.nics.is_empty() {
@@ -133,6 +150,40 @@ impl HostStatus {
             fleet,
             agent: run_dir.and_then(AgentStatus::find),
         }
+    }
+
+    /// Leaves what is known of one limit.
+    pub fn keep(&mut self, name: &str) {
+        self.limits.retain(|limit| limit.name == name);
+        self.waiting.retain(|waits| waits.name == name);
+        self.nics.clear();
+        if let Some(AgentStatus { report, .. }) = &mut self.agent {
+            report.errors.clear();
+            report.limits.retain(|limit| limit.name == name);
+        }
+        // Whose limit it is not has nothing to say of it.
+        self.agent.take_if(|agent| agent.report.limits.is_empty());
+    }
+
+    /// Whether no limit is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.limits.is_empty() && self.waiting.is_empty() && self.agent.is_none()
+    }
+
+    /// The first limit, as one of the list is written; else what the agent says of its first one.
+    pub fn first(&self) -> Option<impl Serialize + '_> {
+        let kept = || Some(Row::Kept(self.agent.as_ref()?.report.limits.first()?));
+        self.rows().next().or_else(kept)
+    }
+
+    fn rows(&self) -> impl Iterator<Item = Row<'_>> {
+        let waits = self.waiting.iter().map(|waits| Row::Waiting {
+            name: &waits.name,
+            scope: &waits.scope,
+            state: WAITING,
+        });
+        self.limits.iter().map(Row::Pinned).chain(waits)
     }
 
     #[must_use]
@@ -199,8 +250,15 @@ fn programs_before(limit: &LimitStatus) -> impl Iterator<Item = String> {
     })
 }
 
-fn of_agent(AgentStatus { running, report }: &AgentStatus) -> Vec<String> {
+fn of_agent(AgentStatus { running, stopped, report }: &AgentStatus) -> Vec<String> {
     let mut alarms = Vec::new();
+    if *stopped {
+        let pid = report.pid;
+        alarms.push(format!(
+            "the agent (process {pid}) is stopped by a signal; what comes is not limited; `kill -CONT {pid}` \
+             has it go on"
+        ));
+    }
     if !running {
         let directory = &report.directory;
         alarms.push(format!("the agent of {directory} does not run; what comes is not limited"));

@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use tidegate_core::{Nanos, Scope};
+use tidegate_core::Nanos;
 use tidegate_host::fleet::API_SOCKET;
 use tidegate_host::nic::state::DEFAULT_DIR;
 use tidegate_sys::store::DEFAULT_ROOT;
@@ -42,7 +42,7 @@ const ABOUT: &str =
 const AFTER_HELP: &str = "\
 Examples:
   tidegate run --egress 50mbit -- rsync -a /data backup:      limit one command
-  tidegate limit add backup --cgroup system.slice/backup.service --egress 200mbit
+  tidegate limit add backup --unit backup.service --egress 200mbit
   tidegate apply limits.toml                                   limits from a file
   tidegate monitor                                             what is used, every second
 
@@ -291,15 +291,17 @@ Example:
 
 #[derive(Debug, Subcommand)]
 pub enum LimitVerb {
-    /// Install a limit on a cgroup or device
-    #[command(after_help = "\
+    /// Install a limit on a service, a container, a cgroup or a device
+    #[command(
+        override_usage = "tidegate limit add [OPTIONS] --SCOPE VALUE NAME",
+        after_help = "\
 Examples:
-  tidegate limit add backup --cgroup system.slice/backup.service --egress 200mbit
-  tidegate limit add uplink --dev eth0 --scheme edt --egress 1gbit
+  tidegate limit add backup --unit backup.service --egress 200mbit --persist
   tidegate limit add guest --port tap0 --scheme police --egress 100mbit --ingress 200mbit
   tidegate limit add batch --cgroup system.slice/batch.service --parent system --guarantee 100mbit
 
-`tidegate limit add --scheme SCHEME --help` shows the flags of a scheme.")]
+`tidegate limit add --scheme SCHEME --help` shows the flags of a scheme."
+    )]
     Add(AddArgs),
     /// Change a limit in place; only what is named changes
     ///
@@ -392,14 +394,30 @@ pub struct ScopeArgs {
     /// The host's side of a machine's or container's interface, such as tap0
     #[arg(long, value_name = "NAME")]
     pub port: Option<String>,
+    /// A unit of systemd, such as web.service or batch.slice, or a pattern for several
+    #[arg(long, value_name = "NAME")]
+    pub unit: Option<String>,
+    /// A user, by name or number: all that runs in their slice
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+    /// A container of Docker or Podman; with --persist
+    #[arg(long, value_name = "NAME", requires = "persist")]
+    pub container: Option<String>,
 }
 
 impl ScopeArgs {
-    /// The scope as written; `None` only if clap let none through.
-    pub fn scope(&self) -> Option<Scope> {
-        let cgroup = self.cgroup.as_deref().map(Scope::of_cgroup);
-        let dev = self.dev.clone().map(Scope::Dev);
-        cgroup.or(dev).or_else(|| self.port.clone().map(Scope::Port))
+    /// The flag that was given, and its value; `None` only if clap let none through.
+    pub fn given(&self) -> Option<(&'static str, &str)> {
+        let ScopeArgs { cgroup, dev, port, unit, user, container } = self;
+        let flags = [
+            ("cgroup", cgroup),
+            ("dev", dev),
+            ("port", port),
+            ("unit", unit),
+            ("user", user),
+            ("container", container),
+        ];
+        flags.into_iter().find_map(|(kind, value)| Some((kind, value.as_deref()?)))
     }
 }
 

@@ -73,7 +73,7 @@ pub struct Limits {
 }
 
 /// A service of ours.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Default)]
 pub struct Service {
     /// Its verb.
     pub verb: &'static str,
@@ -82,6 +82,10 @@ pub struct Service {
     /// That file is there.
     pub wanted: bool,
     pub runs: bool,
+    /// What it does, a sentence each.
+    pub does: Vec<String>,
+    /// What it cannot do, each with what to do.
+    pub lacks: Vec<(String, String)>,
 }
 
 fn ok(about: &'static str, found: impl Into<String>) -> Finding {
@@ -119,7 +123,7 @@ pub fn judge(seen: &Seen) -> Report {
     }
     findings.extend(others(survey));
     findings.extend(limits(seen.limits.as_ref(), survey.root));
-    findings.extend(seen.services.iter().filter_map(service));
+    findings.extend(seen.services.iter().flat_map(service));
     Report { works, findings }
 }
 
@@ -433,16 +437,24 @@ fn limits(limits: Option<&Limits>, root: bool) -> Vec<Finding> {
     all
 }
 
-fn service(service: &Service) -> Option<Finding> {
-    let Service { verb, file, wanted, runs } = service;
+fn service(service: &Service) -> Vec<Finding> {
+    let (about, Service { verb, file, wanted, runs, does, lacks }) = ("services", service);
     match (runs, wanted) {
-        (true, _) => Some(ok("services", format!("`tidegate {verb}` runs"))),
-        (false, true) => Some(warning(
-            "services",
+        (true, _) => {
+            let does = does.iter().map(|what| ok(about, format!("`tidegate {verb}`: {what}")));
+            let lacks = lacks.iter();
+            let lacks = lacks.map(|(what, advice)| {
+                warning(about, format!("`tidegate {verb}`: {what}"), advice.clone())
+            });
+            let runs = ok(about, format!("`tidegate {verb}` runs"));
+            std::iter::once(runs).chain(does).chain(lacks).collect()
+        }
+        (false, true) => vec![warning(
+            about,
             format!("`tidegate {verb}` does not run, though there is {file}"),
             format!("systemctl enable --now tidegate-{verb}"),
-        )),
-        (false, false) => None,
+        )],
+        (false, false) => Vec::new(),
     }
 }
 

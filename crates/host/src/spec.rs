@@ -750,7 +750,7 @@ mod police;
 mod schema;
 mod tolerant;
 
-pub use follow::{Follow, FollowProblem, Moment, Scheduled};
+pub use follow::{Follow, FollowProblem, Moment, Scheduled, scope_of};
 
 pub use schema::{auto_table, fields_table, schema};
 

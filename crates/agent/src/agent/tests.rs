@@ -383,6 +383,7 @@ fn limits_of_containers_stay_until_an_engine_has_told_of_them() {
 #[test]
 fn a_limit_that_waits_for_a_container_names_the_engine_that_is_away() {
     let mut bed = Bed::new();
+    bed.make("a.service", 1);
     bed.write("[[limit]]\nname = \"w\"\nscope = { container = \"web\" }\negress = \"1mbit\"\n");
     let reason = |bed: &Bed| bed.report.limits[0].reason.clone().unwrap();
     let none = "there is no container `web`";

@@ -7,8 +7,12 @@ use std::{
 };
 
 use anyhow::Result;
+use tidegate_agent::{agent::AWAY, report::GateState, status::AgentStatus};
 use tidegate_fleet::api;
-use tidegate_host::doctor::{Finding, Report, Seen, Service, Verdict, judge};
+use tidegate_host::{
+    doctor::{Finding, Report, Seen, Service, Verdict, judge},
+    run::socket::SOCKET,
+};
 use tidegate_sys::survey::Survey;
 
 use crate::{args::LookArgs, output::Paint, refusal::REFUSED, verbs::status};
@@ -20,15 +24,16 @@ const FLEET_FILE: &str = "/etc/tidegate/fleet.toml";
 
 pub fn run(store: &Path, run_dir: &Path, socket: &Path, look: LookArgs) -> Result<ExitCode> {
     let daemon = api::status(socket).is_ok_and(|running| running.is_some());
-    let services =
-        [("agent", LIMITS_FILE, status::agent_runs(run_dir)), ("daemon", FLEET_FILE, daemon)];
-    let services = services.map(|(verb, file, runs)| Service {
-        verb,
-        file,
-        wanted: Path::new(file).exists(),
-        runs,
-    });
-    let services = services.to_vec();
+    let wanted = |file| Path::new(file).exists();
+    let daemon = Service {
+        verb: "daemon",
+        file: FLEET_FILE,
+        wanted: wanted(FLEET_FILE),
+        runs: daemon,
+        ..Service::default()
+    };
+    let agent = Service { wanted: wanted(LIMITS_FILE), ..agent(run_dir) };
+    let services = vec![agent, daemon];
     let seen = Seen { survey: Survey::take(), limits: status::seen(store, run_dir), services };
     let report = judge(&seen);
     let mut out = stdout().lock();
@@ -38,6 +43,40 @@ pub fn run(store: &Path, run_dir: &Path, socket: &Path, look: LookArgs) -> Resul
         print(&mut out, Paint::stdout(), &report)?;
     }
     Ok(if report.works { ExitCode::SUCCESS } else { REFUSED.into() })
+}
+
+/// The agent, as far as it works.
+fn agent(run_dir: &Path) -> Service {
+    let mut agent = Service { verb: "agent", file: LIMITS_FILE, ..Service::default() };
+    let Some(status) = AgentStatus::find(run_dir).filter(|status| status.running) else {
+        return agent;
+    };
+    agent.runs = true;
+    let gate = &status.report.gate;
+    let lines = status::gate_lines(gate);
+    match gate.state {
+        GateState::Unavailable => {
+            let advice = "a service that starts is limited some milliseconds late".to_owned();
+            agent.lacks.extend(lines.into_iter().map(|line| (line, advice.clone())));
+        }
+        _ => agent.does.extend(lines),
+    }
+    for (socket, state) in &status.report.engines {
+        let line = format!("{socket}: {state}");
+        match state.starts_with(AWAY) {
+            true => agent.lacks.push((line, "limits stay as they are until it answers".to_owned())),
+            false => agent.does.push(line),
+        }
+    }
+    match run_dir.join(SOCKET).exists() {
+        true => agent.does.push("members of its group may use `tidegate run`".to_owned()),
+        false => agent.lacks.push((
+            "only root may use `tidegate run`: there was no group `tidegate` when it started"
+                .to_owned(),
+            "groupadd --system tidegate, and systemctl restart tidegate-agent".to_owned(),
+        )),
+    }
+    agent
 }
 
 fn print(out: &mut impl Write, paint: Paint, report: &Report) -> Result<()> {

@@ -4,19 +4,27 @@ use std::{
     io::{Write, stdout},
     path::Path,
     process::ExitCode,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Result, anyhow};
-use tidegate_agent::persist::{self, Edit, NewLimit, PersistError};
-use tidegate_core::{Scope, choice::Kernel};
+use jiff::Zoned;
+use tidegate_agent::{
+    persist::{self, Edit, NewLimit, PersistError},
+    report::{LimitReport, LimitState},
+    scan,
+    status::AgentStatus,
+};
+use tidegate_core::{Scope, choice::Kernel, selector::SelectorKind};
 use tidegate_host::{
+    absent,
     apply::{Backend, apply},
     auto::{Trees, Written},
     family::FamilyError,
     host::{Host, LockedHost, present},
     plan::{Action, PlanError, State, Wanted, join, plan},
     settings::{SchemeSetting, SettingsProblem, differences},
-    spec::{Problem, is_device_name},
+    spec::scope_of,
 };
 use tidegate_sys::{
     features,
@@ -30,13 +38,19 @@ use crate::{
     verbs,
 };
 
-pub fn run(store: &Path, file: &Path, verb: LimitVerb) -> Result<ExitCode> {
+/// A limit that is only written is looked for in what the agent says for so long.
+const AGENT_PATIENCE: Duration = Duration::from_secs(2);
+const AGENT_POLL: Duration = Duration::from_millis(50);
+
+pub fn run(store: &Path, run_dir: &Path, file: &Path, verb: LimitVerb) -> Result<ExitCode> {
     match verb {
-        LimitVerb::Add(args) => add(store, file, &args),
-        LimitVerb::Set(args) => set(store, file, &args),
+        LimitVerb::Add(args) => add(store, run_dir, file, &args),
+        LimitVerb::Set(args) => set(store, run_dir, file, &args),
         LimitVerb::Del { name } => del(store, file, &name),
         LimitVerb::Restore { name } => restore(store, name.as_deref()),
-        LimitVerb::Show { name, how } => verbs::status::status(store, name.as_deref(), how),
+        LimitVerb::Show { name, how } => {
+            verbs::status::status(store, run_dir, name.as_deref(), how)
+        }
     }
 }
 
@@ -57,20 +71,52 @@ fn persisted(edit: Option<&Edit>, file: &Path, what: &str) -> Result<String> {
     Ok(format!("; {what} {}", file.display()))
 }
 
-fn add(store: &Path, file: &Path, args: &AddArgs) -> Result<ExitCode> {
-    store::check_name(&args.name)?;
-    let Some(scope) = args.scope.scope() else {
-        return Err(UsageError("name one of --cgroup, --dev and --port".to_owned()).into());
+/// What a limit is on now, with the members of a selector; or why it is on nothing.
+fn found(host: &Host, scope: &Scope) -> Result<Result<(Scope, Vec<String>), String>> {
+    let scope = match host.resolve(scope) {
+        Err(e) if e.is_missing() => return Ok(Err(e.to_string())),
+        scope => scope?,
     };
-    if matches!(&scope, Scope::Cgroup(path) if path.trim().is_empty()) {
-        let message = "--cgroup: empty path; write for example system.slice/backup.service, or / \
-                       for the whole host";
-        return Err(UsageError(message.to_owned()).into());
+    let members = match &scope {
+        Scope::Select(selector) if selector.kind != SelectorKind::Cgroup => {
+            let found = scan::members(host.hierarchy(), &scope);
+            let found = found.map_err(|e| UsageError(e.to_string()))?;
+            if found.is_empty() {
+                return Ok(Err(absent::missing(&scope)));
+            }
+            found
+        }
+        scope => host.members(scope),
+    };
+    Ok(Ok((scope, members)))
+}
+
+/// What the agent makes of a limit of its files; `None` if no agent keeps the file. One that waits may be put
+/// on at any moment.
+fn by_agent(run_dir: &Path, file: &Path, name: &str) -> Option<String> {
+    let deadline = Instant::now() + AGENT_PATIENCE;
+    loop {
+        let agent = AgentStatus::find(run_dir).filter(|agent| agent.keeps(file))?;
+        let limit = agent.limit(name);
+        let is_late = Instant::now() >= deadline;
+        if let Some(limit) = limit.filter(|limit| is_late || limit.state == LimitState::InForce) {
+            return Some(limit.words());
+        }
+        if is_late {
+            return None;
+        }
+        std::thread::sleep(AGENT_POLL);
     }
-    if scope.is_device() && !is_device_name(scope.name()) {
-        let (kind, problem) = (scope.kind(), Problem::DeviceName(scope.name().to_owned()));
-        return Err(UsageError(format!("--{kind}: {problem}")).into());
-    }
+}
+
+fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<ExitCode> {
+    store::check_name(&args.name)?;
+    let Some((flag, text)) = args.scope.given() else {
+        return Err(UsageError("name what to limit, for example by --cgroup".to_owned()).into());
+    };
+    // A slice is a unit, too, but all below it is meant.
+    let kind = if flag == "unit" && text.ends_with(".slice") { "slice" } else { flag };
+    let scope = scope_of(kind, text).map_err(|e| UsageError(format!("--{flag}: {e}")))?;
     args.parent.as_deref().map_or(Ok(()), store::check_name)?;
     let patch = args.limit.patch;
     let (name, parent) = (args.name.as_str(), args.parent.as_deref());
@@ -85,12 +131,26 @@ fn add(store: &Path, file: &Path, args: &AddArgs) -> Result<ExitCode> {
         }
         false => None,
     };
+    let (scope, members) = match found(&host, &scope)? {
+        Ok(found) => found,
+        Err(why) if args.persist => {
+            let locked = host.lock()?;
+            let written = edit.as_ref().map_or(Ok(()), Edit::store);
+            verbs::close(locked);
+            written?;
+            let state = by_agent(run_dir, file, name).unwrap_or_else(|| {
+                format!("waiting: {why}; it needs the agent: systemctl enable --now tidegate-agent")
+            });
+            let file = file.display();
+            writeln!(stdout(), "limit `{name}` is in {file}, and is {state}")?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Err(why) => return Err(UsageError(why).into()),
+    };
     locked(&host, |host| {
         host.reserve_journal()?;
         host.force(args.force);
         let name = args.name.clone();
-        let scope = host.host().resolve(&scope)?;
-        let members = host.host().members(&scope);
         let shown = output::scope_with(&scope, &members);
         let present = host.host().present()?;
         let is = present.iter().find(|limit| limit.name == name);
@@ -133,9 +193,9 @@ fn add(store: &Path, file: &Path, args: &AddArgs) -> Result<ExitCode> {
     })
 }
 
-fn set(store: &Path, file: &Path, args: &SetArgs) -> Result<ExitCode> {
+fn set(store: &Path, run_dir: &Path, file: &Path, args: &SetArgs) -> Result<ExitCode> {
     store::check_name(&args.name)?;
-    let patch = args.limit.patch;
+    let mut patch = args.limit.patch;
     if patch.is_empty() {
         let message = "name what to change, for example --egress 100mbit";
         return Err(UsageError(message.to_owned()).into());
@@ -143,12 +203,27 @@ fn set(store: &Path, file: &Path, args: &SetArgs) -> Result<ExitCode> {
     let name = &args.name;
     let host = verbs::open(store)?;
     let edit = persist::set(file, name, &args.limit.given)?;
+    // The schedule of the file says what holds now.
+    let row = edit.as_ref().and_then(|edit| edit.row(name, &Zoned::now()));
+    let row = row.filter(|row| {
+        let (egress, ingress) = (patch.egress.is_some(), patch.ingress.is_some());
+        patch.egress = patch.egress.and(row.egress).or(patch.egress);
+        patch.ingress = patch.ingress.and(row.ingress).or(patch.ingress);
+        (egress && row.egress.is_some()) || (ingress && row.ingress.is_some())
+    });
+    let row = row.map(|row| format!("; its schedule ({row}) holds now")).unwrap_or_default();
     locked(&host, |host| {
         host.reserve_journal()?;
-        let Some(pinned) = host.host().find(name)? else {
-            return Err(verbs::missing(host.host(), name));
+        let found = host.host().find(name)?;
+        let limit = found.as_ref().map(present);
+        let Some(limit) = limit.filter(|is| edit.is_none() || is.state != State::ScopeGone) else {
+            let Some(edit) = &edit else { return Err(verbs::missing(host.host(), name)) };
+            let written = persisted(Some(edit), file, "changed in")?;
+            let agent = AgentStatus::find(run_dir).filter(|agent| agent.keeps(file));
+            let words = agent.as_ref().and_then(|agent| agent.limit(name)).map(LimitReport::words);
+            let words = words.unwrap_or_else(|| "not on this host".to_owned());
+            return Ok(format!("limit `{name}` is {words}{written}"));
         };
-        let limit = present(&pinned);
         is_readable(host.host(), limit.parent.as_deref())?;
         let options = match patch.scheme {
             Some(SchemeSetting::Auto) => {
@@ -174,7 +249,7 @@ fn set(store: &Path, file: &Path, args: &SetArgs) -> Result<ExitCode> {
         if differences.is_empty() {
             let written = persisted(edit.as_ref(), file, "written to")?;
             let nothing = if written.is_empty() { "; nothing changed" } else { &written };
-            return Ok(format!("limit `{name}` is so already{nothing}"));
+            return Ok(format!("limit `{name}` is so already{nothing}{row}"));
         }
         let wanted = Wanted { options, asked: patch.asked(), ..Wanted::again(limit) };
         let present = host.host().present()?;
@@ -190,7 +265,7 @@ fn set(store: &Path, file: &Path, args: &SetArgs) -> Result<ExitCode> {
         let changes: Vec<_> =
             differences.iter().map(|d| format!("{} {} -> {}", d.field, d.from, d.to)).collect();
         let written = persisted(edit.as_ref(), file, "changed in")?;
-        Ok(format!("limit `{name}` changed: {}{written}", changes.join(", ")))
+        Ok(format!("limit `{name}` changed: {}{written}{row}", changes.join(", ")))
     })
 }
 

@@ -10,7 +10,7 @@ use anyhow::Result;
 use serde_json::Value;
 use tidegate_agent::{
     report::{GateReport, GateState, LimitState, Report},
-    status::{AgentStatus, HostStatus, WAITING, Warnings, gone},
+    status::{HostStatus, WAITING, Warnings, gone},
 };
 use tidegate_core::{
     Bytes, Nanos, Rate, Scheme,
@@ -21,7 +21,7 @@ use tidegate_host::{
 };
 use tidegate_sys::{
     limit::Colours,
-    store::{StoreError, Waiting},
+    store::{Listing, StoreError, Waiting},
 };
 
 use crate::{
@@ -57,41 +57,48 @@ const COLUMNS: [Column; 14] = [
 
 /// Every limit, with those of the software NICs that run.
 pub fn all(store: &Path, run_dir: &Path, socket: &Path, how: StatusArgs) -> Result<ExitCode> {
-    show(store, None, Some((run_dir, socket)), how)
+    show(store, run_dir, None, Some(socket), how)
 }
 
 /// Every limit that is on this host, or the one of this name.
-pub fn status(store: &Path, name: Option<&str>, how: StatusArgs) -> Result<ExitCode> {
-    show(store, name, None, how)
+pub fn status(
+    store: &Path,
+    run_dir: &Path,
+    name: Option<&str>,
+    how: StatusArgs,
+) -> Result<ExitCode> {
+    show(store, run_dir, name, None, how)
 }
 
-/// Shows limits; with the directory of running processes and the socket of a daemon also what those know.
+/// Shows limits; with the socket of a daemon also what that, the agent and software NICs say.
 fn show(
     store: &Path,
+    run_dir: &Path,
     name: Option<&str>,
-    others: Option<(&Path, &Path)>,
+    socket: Option<&Path>,
     how: StatusArgs,
 ) -> Result<ExitCode> {
     let json = how.look.json;
-    let fleet = others.and_then(|(_, socket)| daemon::running(socket));
-    let run_dir = others.map(|(run_dir, _)| run_dir);
+    let fleet = socket.and_then(daemon::running);
     let host = super::open(store)?;
     let listing = match name {
         None => host.store().list(host.hierarchy()),
         Some(name) => host.store().list_above(host.hierarchy(), name),
     };
-    let mut listing = listing.map_err(|e| match (e, name) {
-        (StoreError::Missing(_), Some(name)) => missing(&host, name),
-        (e, _) => e.into(),
-    })?;
-    let waiting = match name {
-        None => host.store().waiting(),
-        Some(_) => Vec::new(),
+    let mut listing = match (listing, name) {
+        (Err(StoreError::Missing(_)), Some(_)) => Listing::default(),
+        (listing, _) => listing?,
     };
-    let mut status = HostStatus::of(&listing, waiting, run_dir, fleet);
+    let mut status = HostStatus::of(&listing, host.store().waiting(), Some(run_dir), fleet);
     if let Some(name) = name {
-        status.limits.retain(|limit| limit.name == name);
+        status.keep(name);
+        if status.is_empty() {
+            return Err(missing(&host, name));
+        }
         listing.limits.retain(|pinned| pinned.name == name);
+    }
+    if socket.is_none() {
+        status.nics.clear();
     }
     for pinned in listing.limits.iter().filter(|_| how.flows) {
         let limit = status.limits.iter_mut().find(|limit| limit.name == pinned.name);
@@ -102,11 +109,16 @@ fn show(
     let HostStatus { limits, waiting, nics, fleet, agent } = &status;
     let mut out = stdout().lock();
     if json {
-        let text = match (name, limits.first()) {
-            (Some(_), Some(limit)) => serde_json::to_string_pretty(limit)?,
-            _ => serde_json::to_string_pretty(&status)?,
+        let text = match name {
+            Some(_) => serde_json::to_string_pretty(&status.first())?,
+            None => serde_json::to_string_pretty(&status)?,
         };
         writeln!(out, "{text}")?;
+    } else if limits.is_empty() && nics.is_empty() && waiting.is_empty() && name.is_some() {
+        let kept = agent.iter().flat_map(|agent| &agent.report.limits);
+        for limit in kept {
+            writeln!(out, "{} on {}: {}", limit.name, limit.scope, limit.words())?;
+        }
     } else if limits.is_empty() && nics.is_empty() && waiting.is_empty() {
         writeln!(out, "No limits in {}.", store.display())?;
     } else {
@@ -132,12 +144,19 @@ fn show(
         tell_at_risk(&mut out, limits)?;
         tell_waiting(&mut out, limits)?;
     }
+    let kept = agent.as_ref().filter(|_| !json && socket.is_none());
+    for limit in kept.into_iter().flat_map(|agent| &agent.report.limits) {
+        if let Some(words) = limit.schedule_words() {
+            writeln!(out, "{}: {words}", limit.name)?;
+        }
+    }
     let warnings = status.warnings();
     warn(&mut out, &warnings, json)?;
     if let Some(fleet) = fleet.as_ref().filter(|_| !json) {
         daemon::print(&mut out, fleet)?;
     }
-    if let Some(agent) = agent.as_ref().filter(|agent| agent.running && !json) {
+    let agent = agent.as_ref().filter(|agent| agent.running && !json && socket.is_some());
+    if let Some(agent) = agent {
         tell_agent(&mut out, &agent.report)?;
     }
     Ok(if how.check && !warnings.alarms.is_empty() { CHANGES.into() } else { ExitCode::SUCCESS })
@@ -265,11 +284,6 @@ pub fn seen(store: &Path, run_dir: &Path) -> Option<Limits> {
     Some(Limits { installed: status.limits.len(), alarms, waiting })
 }
 
-/// Whether the agent runs.
-pub fn agent_runs(run_dir: &Path) -> bool {
-    AgentStatus::find(run_dir).is_some_and(|agent| agent.running)
-}
-
 /// What the agent keeps, and what its schedules say now.
 fn tell_agent(out: &mut impl Write, report: &Report) -> Result<()> {
     let in_force = report.limits.iter().filter(|limit| limit.state == LimitState::InForce).count();
@@ -290,7 +304,7 @@ fn tell_agent(out: &mut impl Write, report: &Report) -> Result<()> {
 }
 
 /// What becomes of new cgroups until the agent has decided which limits are on them.
-fn gate_lines(gate: &GateReport) -> Vec<String> {
+pub fn gate_lines(gate: &GateReport) -> Vec<String> {
     let reason = gate.reason.as_deref().unwrap_or_default();
     let mut lines = match gate.state {
         GateState::Unneeded => return Vec::new(),

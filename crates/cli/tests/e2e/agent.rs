@@ -46,7 +46,7 @@ impl<'a> Slice<'a> {
         self.place.hierarchy.create(&self.group, name).unwrap()
     }
 
-    fn remove(&self, cgroup: &Cgroup) {
+    pub fn remove(&self, cgroup: &Cgroup) {
         cgroup.remove(Instant::now() + PATIENCE).unwrap();
     }
 }
@@ -228,7 +228,10 @@ fn root_agent_one_wrong_limit_keeps_none_of_the_others_away() {
     whole(&b);
     // Beside the two programs of the gate.
     wait_for("the limit of the slice", || (Objects::on(&slice.group).links() == 5).then_some(()));
-    assert_eq!(bed.wait_said("never", "waiting"), "there is no container `never`");
+    assert_eq!(
+        bed.wait_said("never", "waiting"),
+        "there is no container `never`; no engine of containers has been found"
+    );
     let twice = bed.wait_said(&format!("twice-{u}-a_service"), "refused");
     let expected = format!("limits `a` and `twice-{u}-a_service` both match cgroup `{}`", a.path());
     assert!(twice.starts_with(&expected), "{twice}");
@@ -381,6 +384,78 @@ fn root_agent_agrees_with_limits_that_are_persisted() {
     tidegate(&["limit", "del", "a"]);
     wait_for("the agent to know of no limit", || bed.said("a").0.is_empty().then_some(()));
     assert_eq!(bed.rate("a"), None);
+    place.ok(&["detach"]);
+}
+
+/// What waits, or is off by its schedule, is shown and changed in the file.
+#[test]
+fn root_limit_verbs_know_what_the_agent_keeps() {
+    need_root!();
+    let place = Place::new();
+    let slice = Slice::new(&place);
+    let bed = Bed::new(&place, &slice.group);
+    let file = bed.dir.join("limits.toml");
+    let tidegate = |args: &[&str]| {
+        let output = bed.tidegate().env("TIDEGATE_HOST_FILE", &file).args(args).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let unit = format!("{}-a.service", slice.unique);
+    let add = ["limit", "add", "a", "--unit", &unit, "--egress", "9mbit"];
+    let (code, message) = place.refused(&add);
+    assert!(code == 1 && message.contains(&format!("there is no unit `{unit}`")), "{message}");
+    // Without an agent it is only written.
+    let persist = [&add[..], &["--persist"]].concat();
+    let said = tidegate(&persist);
+    assert!(
+        said.contains("limits.toml, and is waiting") && said.contains("enable --now"),
+        "{said}"
+    );
+    let _agent = bed.start();
+    bed.wait_said("a", "waiting");
+    let shown = tidegate(&["limit", "show", "a"]);
+    assert!(
+        shown.contains(&format!("unit {unit}")) && shown.contains("waits: there is"),
+        "{shown}"
+    );
+    let said = tidegate(&["limit", "set", "a", "--egress", "8mbit"]);
+    assert!(said.contains(&format!("waiting: there is no unit `{unit}`; changed in")), "{said}");
+    let a = slice.make(&unit);
+    whole(&a);
+    wait_for("the rate", || (bed.rate("a") == Some(8_000_000)).then_some(()));
+    // The agent has seen what is added now.
+    let said =
+        tidegate(&["limit", "add", "c", "--container", "web", "--egress", "1mbit", "--persist"]);
+    assert!(said.contains("waiting: there is no container `web`"), "{said}");
+    assert!(tidegate(&["limit", "del", "c"]).contains("taken out of"));
+    // A row holds all day: the rate of other times is changed in the file alone.
+    let row = "schedule = [{ egress = \"3mbit\" }]\n";
+    let text = fs::read_to_string(&file).unwrap();
+    bed.write("limits.toml", &(text.trim_end().to_owned() + "\n" + row));
+    wait_for("the rate of the row", || (bed.rate("a") == Some(3_000_000)).then_some(()));
+    let said = tidegate(&["limit", "set", "a", "--egress", "7mbit"]);
+    assert!(said.contains("its schedule (daily 00:00-24:00) holds now"), "{said}");
+    assert_eq!(bed.rate("a"), Some(3_000_000));
+    assert!(fs::read_to_string(&file).unwrap().contains("egress = \"7mbit\""));
+    let shown = tidegate(&["limit", "show", "a"]);
+    assert!(shown.contains("a: schedule daily 00:00-24:00"), "{shown}");
+    // No row and no rate: it is off, and known.
+    let day = jiff::Zoned::now().checked_add(jiff::Span::new().days(3)).unwrap();
+    let day = day.strftime("%a").to_string().to_lowercase();
+    let row = format!("schedule = [{{ days = \"{day}\", egress = \"3mbit\" }}]");
+    bed.write("limits.toml", &limit("a", &format!("unit = \"{unit}\""), &row));
+    bed.wait_said("a", "off");
+    wait_for("the limit to be taken off", || bed.rate("a").is_none().then_some(()));
+    let shown = tidegate(&["limit", "show", "a"]);
+    assert!(shown.contains("off: its schedule has no rate now"), "{shown}");
+    assert!(shown.contains(", then egress 3mbit"), "{shown}");
+    let shown: Value = serde_json::from_str(&tidegate(&["limit", "show", "a", "--json"])).unwrap();
+    assert_eq!((&shown["state"], &shown["next_rates"]), (&"off".into(), &"egress 3mbit".into()));
+    let said = tidegate(&["limit", "set", "a", "--drop", "400ms"]);
+    assert!(said.contains("off: its schedule has no rate now; changed in"), "{said}");
+    let doctor: Value = serde_json::from_str(&tidegate(&["doctor", "--json"])).unwrap();
+    let says = |text: &str| doctor["findings"].to_string().contains(text);
+    assert!(says("`tidegate agent` runs") && says("a new cgroup gets 64 KiB"), "{doctor}");
     place.ok(&["detach"]);
 }
 

@@ -5,6 +5,7 @@ use std::time::Instant;
 use tidegate_sys::cgroup::Cgroup;
 
 use crate::{
+    agent::Slice,
     common::{Objects, Place, wait_for},
     need_root,
 };
@@ -226,6 +227,35 @@ fn root_limits_on_cgroups_share_programs() {
     assert!(!place.store().exists());
     above.wait_until_gone();
     b.wait_until_gone();
+}
+
+#[test]
+fn root_limit_add_takes_a_unit_and_finds_it_again() {
+    need_root!();
+    let place = Place::new();
+    let slice = Slice::new(&place);
+    let unit = format!("{}.service", slice.unique);
+    let first = slice.make(&unit);
+    let add = ["limit", "add", "a", "--unit", &unit, "--egress", "50mbit"];
+    let said = place.ok(&add);
+    assert!(said.contains(first.path()) && Objects::on(&first).is_whole(), "{said}");
+    assert!(place.ok(&add).contains("nothing changed"));
+    slice.remove(&first);
+    let shown = place.ok(&["limit", "show", "a"]);
+    assert!(shown.contains(&format!("limit `a` waits: there is no unit `{unit}`")), "{shown}");
+    let second = slice.make(&unit);
+    place.ok(&add);
+    assert!(Objects::on(&second).is_whole());
+    // All below a slice is one limit's.
+    let whole = format!("{}.slice", slice.unique);
+    place.ok(&["limit", "del", "a"]);
+    place.ok(&["limit", "add", "b", "--unit", &whole, "--egress", "50mbit"]);
+    assert!(Objects::on(&slice.group).is_whole());
+    let (code, said) = place.refused(&["limit", "add", "c", "--unit", "web", "--egress", "1mbit"]);
+    assert!(
+        code == 1 && said.contains("--unit: `web` has no ending; write `web.service`"),
+        "{said}"
+    );
 }
 
 #[test]

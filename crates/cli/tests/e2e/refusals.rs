@@ -178,7 +178,7 @@ fn root_cgroups_that_are_none() {
     for (cgroup, says) in [
         ("no/such", "does not exist below"),
         (file.as_str(), "is no cgroup but a file"),
-        ("../..", "free of `..`"),
+        ("../..", "without `.` and `..`"),
     ] {
         let (code, message) =
             place.refused(&["limit", "add", "a", "--cgroup", cgroup, "--egress", "1mbit"]);

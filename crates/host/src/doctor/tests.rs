@@ -240,9 +240,16 @@ fn limits_that_are_not_in_force_and_services_that_do_not_run_are_said() {
             alarms: vec!["limit `a` is NOT ENFORCED: ...".into()],
             waiting: vec!["limit `b` waits: ...".into()],
         });
-        let daemon =
-            Service { verb: "daemon", file: "/etc/tidegate/fleet.toml", wanted: true, runs: false };
-        seen.services = vec![daemon, Service { wanted: false, ..daemon }];
+        let file = "/etc/tidegate/fleet.toml";
+        let daemon = Service { verb: "daemon", file, wanted: true, ..Service::default() };
+        let agent = Service {
+            verb: "agent",
+            runs: true,
+            does: vec!["/run/docker.sock: running".into()],
+            lacks: vec![("/run/podman.sock is away: refused".into(), "start it".into())],
+            ..Service::default()
+        };
+        seen.services = vec![daemon.clone(), Service { wanted: false, ..daemon }, agent];
     });
     assert!(works, "others can be");
     assert_eq!(
@@ -250,6 +257,7 @@ fn limits_that_are_not_in_force_and_services_that_do_not_run_are_said() {
         "Problem limits: limit `a` is NOT ENFORCED: ...; -\n\
          Warning limits: limit `b` waits: ...; -\n\
          Warning services: `tidegate daemon` does not run, though there is /etc/tidegate/fleet.toml; \
-         systemctl enable --now tidegate-daemon"
+         systemctl enable --now tidegate-daemon\n\
+         Warning services: `tidegate agent`: /run/podman.sock is away: refused; start it"
     );
 }

@@ -318,8 +318,8 @@ pub static FIELDS: [Field; 20] = [
         Key {
             name: "meter",
             kind: Kind::Meter,
-            about: "A second bucket: srtcm,ebs=SIZE, trtcm,pir=RATE or rfc4115,eir=RATE; with colour_aware \
-                    the DSCP of a packet counts",
+            about: "A second bucket: srtcm,ebs=SIZE, trtcm,pir=RATE or rfc4115,eir=RATE; colour_aware reads \
+                    the DSCP",
             example: "meter = { type = \"srtcm\", ebs = \"200kb\", colour_aware = true }",
             default: "none",
         },

@@ -108,29 +108,11 @@ impl Reader<'_> {
                 return refuse(Problem::ManyScopes);
             }
             scope = Some(match kind {
-                "cgroup" => {
-                    let path = self.text(value, SCOPE)?;
-                    if path.trim().is_empty() {
-                        return refuse(Problem::EmptyCgroup);
-                    }
-                    if path.split('/').any(|part| part == "." || part == "..") {
-                        return refuse(Problem::CgroupPath(path.to_owned()));
-                    }
-                    Scope::of_cgroup(path)
-                }
-                kind @ ("port" | "dev") => {
-                    let name = self.text(value, SCOPE)?.to_owned();
-                    // A port of a software NIC may be in another network namespace.
-                    if !super::is_device_name(name.split('@').next().unwrap_or_default()) {
-                        return refuse(Problem::DeviceName(name));
-                    }
-                    if kind == "dev" { Scope::Dev(name) } else { Scope::Port(name) }
-                }
                 "container" if value.get_ref().as_table().is_some() => self.labels(value)?,
                 "pod" => self.pod(value)?,
-                "unit" | "slice" | "user" | "container" | "exe" => {
+                "cgroup" | "port" | "dev" | "unit" | "slice" | "user" | "container" | "exe" => {
                     let text = self.text(value, SCOPE)?;
-                    select(kind, text).map_err(|e| self.at(&value.span(), Some(SCOPE), e.into()))?
+                    scope_of(kind, text).map_err(|e| self.at(&value.span(), Some(SCOPE), e))?
                 }
                 other => {
                     let hint = "a scope has one of cgroup, unit, slice, user, container, pod, exe, dev and \
@@ -288,6 +270,27 @@ impl Reader<'_> {
             return refuse(SCHEDULE, FollowProblem::ParentOff);
         }
         Ok(())
+    }
+}
+
+/// What a limit is on, from a kind of scope and one word.
+///
+/// # Errors
+/// [`Problem`] when nothing can be called so.
+pub fn scope_of(kind: &str, text: &str) -> Result<Scope, Problem> {
+    match kind {
+        "cgroup" if text.trim().is_empty() => Err(Problem::EmptyCgroup),
+        "cgroup" if text.split('/').any(|part| part == "." || part == "..") => {
+            Err(Problem::CgroupPath(text.to_owned()))
+        }
+        "cgroup" => Ok(Scope::of_cgroup(text)),
+        // A port of a software NIC may be in another network namespace.
+        "port" | "dev" if !super::is_device_name(text.split('@').next().unwrap_or_default()) => {
+            Err(Problem::DeviceName(text.to_owned()))
+        }
+        "port" => Ok(Scope::Port(text.to_owned())),
+        "dev" => Ok(Scope::Dev(text.to_owned())),
+        kind => select(kind, text).map_err(Problem::from),
     }
 }
 

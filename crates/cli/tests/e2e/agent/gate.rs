@@ -148,6 +148,11 @@ fn root_agent_that_is_stopped_holds_new_services_until_the_deadline() {
     let cgroup = slice.make(&unit);
     let _process = net.send_from(&place, &cgroup);
     let mut sum = 0;
+    wait_for("status to say that it is stopped", || {
+        let status = bed.tidegate().arg("status").output().unwrap();
+        let pid = agent.0.id();
+        String::from_utf8_lossy(&status.stdout).contains(&format!("kill -CONT {pid}")).then_some(())
+    });
     wait_for("traffic after the deadline", || {
         sum += net.arrived();
         // If it is not over now, all this came before it.
