@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         Verb::Doctor(args) => verbs::doctor::run(store, run_dir, &cli.socket, args),
         Verb::Monitor(args) => verbs::monitor::run(store, &args),
         Verb::Explain(args) => verbs::explain::run(store, &args),
-        Verb::Top(args) => verbs::top::run(store, &args),
+        Verb::Top(args) => verbs::top::run(store, run_dir, &args),
         Verb::Detach(args) => verbs::detach::run(store, run_dir, &args),
         Verb::Completions { shell } => verbs::generate::completions(shell),
         Verb::Man { dir } => verbs::generate::man(&dir),

@@ -11,7 +11,7 @@ pub(super) mod tests;
 
 use std::{
     io::{IsTerminal, stdout},
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{
         Arc,
@@ -26,6 +26,7 @@ use ratatui::{
     crossterm::event::{self, Event, KeyEventKind},
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use tidegate_agent::status::AgentStatus;
 use tidegate_host::{sockets::Sampler, watch::Watch};
 
 use self::model::{Model, TopSockets};
@@ -40,7 +41,7 @@ const SIGNAL_POLL: Duration = Duration::from_millis(100);
 /// Sockets that the detail pane knows at most.
 const MAX_SHOWN: usize = 100;
 
-pub fn run(store: &Path, args: &TopArgs) -> Result<ExitCode> {
+pub fn run(store: &Path, run_dir: &Path, args: &TopArgs) -> Result<ExitCode> {
     if !stdout().is_terminal() {
         let message = "`top` needs a terminal to draw on; `tidegate monitor` writes lines";
         return Err(UsageError(message.to_owned()).into());
@@ -52,7 +53,8 @@ pub fn run(store: &Path, args: &TopArgs) -> Result<ExitCode> {
         signal_hook::flag::register_usize(number, Arc::clone(&signal), value)?;
     }
     let screen = Screen::open()?;
-    let mut top = Top { watch, model: Model::new(args.interval), sampler: None, signal };
+    let (model, run_dir) = (Model::new(args.interval), run_dir.to_owned());
+    let mut top = Top { watch, run_dir, model, sampler: None, signal };
     // Given back before anything is said, an error above all.
     let ended = top.attend(screen);
     Ok(ExitCode::from(ended?))
@@ -78,6 +80,8 @@ impl Drop for Screen {
 
 struct Top {
     watch: Watch,
+    /// Where the agent says what it does.
+    run_dir: PathBuf,
     model: Model,
     sampler: Option<Sampler>,
     /// The number of the last signal; 0 is none.
@@ -129,6 +133,9 @@ impl Top {
         match self.watch.look() {
             Ok(look) => {
                 self.model.look(look.limits, monotonic_ns());
+                let agent = AgentStatus::find(&self.run_dir).filter(|agent| agent.running);
+                let waiting = self.watch.host().store().waiting();
+                self.model.kept(waiting, agent.map(|agent| agent.report.limits));
                 if let Some(e) = look.unread.first() {
                     self.model.fail(e.to_string());
                 }

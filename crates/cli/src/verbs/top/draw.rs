@@ -150,10 +150,14 @@ fn title(model: &Model, width: u16) -> Line<'static> {
         1 => "1 limit".to_owned(),
         n => format!("{n} limits"),
     };
+    let absent = match model.absent().len() {
+        0 => String::new(),
+        n => format!(", {n} not on"),
+    };
     let interval = i64::try_from(model.interval().as_nanos()).unwrap_or(i64::MAX);
     let paused = if model.is_paused() { "  PAUSED" } else { "" };
     let text = format!(
-        "tidegate top  {limits}  every {}  by {}{paused}",
+        "tidegate top  {limits}{absent}  every {}  by {}{paused}",
         output::time(interval),
         model.sort().name()
     );
@@ -202,7 +206,7 @@ fn table(model: &Model, area: Rect, out: &mut Buffer) {
     if area.is_empty() {
         return;
     }
-    if model.shown().is_empty() {
+    if model.shown().is_empty() && model.absent().is_empty() {
         let text = if model.has_looked() {
             "No limits; waiting for one. `tidegate limit add` or `tidegate run` makes one."
         } else {
@@ -212,7 +216,9 @@ fn table(model: &Model, area: Rect, out: &mut Buffer) {
         return;
     }
     let names = names(model);
-    let longest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    let absent = model.absent();
+    let all = names.iter().map(String::as_str).chain(absent.iter().map(|(name, _)| *name));
+    let longest = all.map(|name| name.chars().count()).max().unwrap_or(0);
     let columns = columns(area.width, u16::try_from(longest).unwrap_or(u16::MAX));
     let mut body = area;
     if area.height >= 3 {
@@ -227,11 +233,16 @@ fn table(model: &Model, area: Rect, out: &mut Buffer) {
     let mut selected_rows = (0, 0);
     for (i, (shown, name)) in model.shown().iter().zip(&names).enumerate() {
         let first = rows.len();
-        limit_rows(shown, name, &columns, selected == Some(i), &mut rows);
+        let reason = model.reason(&shown.limit.status.name);
+        limit_rows(shown, (name, reason), &columns, selected == Some(i), &mut rows);
         if selected == Some(i) {
             selected_rows = (first, rows.len());
         }
     }
+    let width = columns.first().map_or(0, |(.., width)| *width);
+    rows.extend(absent.iter().map(|(name, why)| {
+        Line::styled(format!("{} {why}", cell(Column::Name, name, width)), dim())
+    }));
     // The selected limit stays in sight, its first line above all.
     let height = usize::from(body.height);
     let from = selected_rows.1.saturating_sub(height).min(selected_rows.0);
@@ -275,7 +286,7 @@ fn cell(column: Column, text: &str, width: u16) -> String {
 
 fn limit_rows(
     shown: &Shown,
-    name: &str,
+    (name, reason): (&str, Option<&str>),
     columns: &[(Column, &'static str, u16)],
     selected: bool,
     rows: &mut Vec<Line<'static>>,
@@ -291,12 +302,15 @@ fn limit_rows(
         State::Broken => Some("BROKEN: it cannot be read"),
     };
     if let Some(alarm) = alarm {
+        let may_wait = matches!(status.state, State::NoMembers | State::ScopeGone);
+        let why = reason.filter(|_| may_wait);
+        let words = match why {
+            Some(why) => Span::styled(why.to_owned(), dim()),
+            None => Span::styled(alarm, red()),
+        };
         let width = columns.first().map_or(0, |(.., width)| *width);
         let name = cell(Column::Name, name, width);
-        rows.push(
-            Line::from(vec![Span::raw(name), Span::raw(" "), Span::styled(alarm, red())])
-                .style(base),
-        );
+        rows.push(Line::from(vec![Span::raw(name), Span::raw(" "), words]).style(base));
         return;
     }
     let directions = [
@@ -435,6 +449,7 @@ fn detail(model: &Model, area: Rect, out: &mut Buffer) {
     };
     let mut lines =
         vec![Line::raw(format!("{}  {}  {held}", status.scope, status.settings.scheme()))];
+    lines.extend(model.schedule(&status.name).map(|words| Line::raw(words.to_owned())));
     lines.extend(status.members.as_ref().map(|members| Line::raw(output::members(members))));
     if let Some(alarm) = output::alarm(&status.name, &status.scope, status.state) {
         lines.push(Line::styled(alarm, red()));

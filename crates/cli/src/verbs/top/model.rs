@@ -2,18 +2,24 @@
 
 use std::{
     cmp::{Ordering, Reverse},
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     time::Duration,
 };
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use tidegate_agent::{
+    report::{LimitReport, LimitState},
+    status::WAITING,
+};
 use tidegate_core::Scope;
 use tidegate_host::{
+    absent,
     sockets::SocketSample,
     status::DirectionSample,
     tree::{Branch, enclosing, tree},
     watch::Watched,
 };
+use tidegate_sys::store::Waiting;
 
 use crate::args::{TOP_MAX_INTERVAL, TOP_MIN_INTERVAL};
 
@@ -122,6 +128,10 @@ pub struct Model {
     interval: Duration,
     error: Option<String>,
     sockets: Option<TopSockets>,
+    /// Why limits are not in force, by their names, as far as that is known beside the kernel.
+    reasons: BTreeMap<String, String>,
+    /// What schedules say, by the names of their limits.
+    schedules: BTreeMap<String, String>,
 }
 
 fn key(limit: &Watched) -> Key {
@@ -141,6 +151,8 @@ impl Model {
             interval,
             error: None,
             sockets: None,
+            reasons: BTreeMap::new(),
+            schedules: BTreeMap::new(),
         }
     }
 
@@ -165,6 +177,24 @@ impl Model {
         self.looked = true;
         self.error = None;
         self.arrange();
+    }
+
+    /// Takes what is known of limits beside the kernel: which wait, and what the agent says of its own.
+    pub fn kept(&mut self, waiting: Vec<Waiting>, reports: Option<Vec<LimitReport>>) {
+        let waits = |waits: Waiting| {
+            let why = format!("{WAITING}: {}", absent::missing(&waits.scope));
+            (waits.name, why)
+        };
+        self.reasons = waiting.into_iter().map(waits).collect();
+        self.schedules.clear();
+        for report in reports.into_iter().flatten() {
+            let schedule = report.schedule_words();
+            if report.state != LimitState::InForce {
+                let words = schedule.clone().filter(|_| report.state == LimitState::Off);
+                self.reasons.insert(report.name.clone(), words.unwrap_or_else(|| report.words()));
+            }
+            self.schedules.extend(schedule.map(|words| (report.name, words)));
+        }
     }
 
     /// Says why there was no look.
@@ -256,6 +286,23 @@ impl Model {
 
     pub fn shown(&self) -> &[Shown] {
         &self.shown
+    }
+
+    /// Limits that are not on the host, and why.
+    pub fn absent(&self) -> Vec<(&str, &str)> {
+        let shown = self.shown.iter().map(|shown| shown.limit.status.name.as_str());
+        let shown: BTreeSet<_> = shown.collect();
+        let all = self.reasons.iter().map(|(name, why)| (name.as_str(), why.as_str()));
+        all.filter(|(name, _)| !shown.contains(name)).collect()
+    }
+
+    /// Why a limit is not in force, if that is known beside the kernel.
+    pub fn reason(&self, limit: &str) -> Option<&str> {
+        self.reasons.get(limit).map(String::as_str)
+    }
+
+    pub fn schedule(&self, limit: &str) -> Option<&str> {
+        self.schedules.get(limit).map(String::as_str)
     }
 
     pub fn selected_index(&self) -> Option<usize> {

@@ -8,7 +8,11 @@ use ratatui::{
     backend::TestBackend,
     crossterm::event::{KeyCode, KeyEvent, KeyModifiers},
 };
-use tidegate_core::Scope;
+use tidegate_agent::report::{LimitReport, LimitState};
+use tidegate_core::{
+    Scope,
+    selector::{Selector, SelectorKind},
+};
 use tidegate_host::{
     live::Origin,
     plan::State,
@@ -17,7 +21,7 @@ use tidegate_host::{
     status::{Ages, Counts, DirectionSample, DirectionStatus, Fair, LimitSample, LimitStatus},
     watch::Watched,
 };
-use tidegate_sys::limit::LimitOptions;
+use tidegate_sys::{limit::LimitOptions, store::Waiting};
 
 use super::{
     draw::draw,
@@ -230,6 +234,44 @@ fn one_limit_closely() {
     insta::assert_snapshot!(screen(&model, 40, 10));
     press(&mut model, "\n");
     assert_eq!(model.wanted_cgroup(), None);
+}
+
+#[test]
+fn limits_that_are_not_on_are_below_the_others() {
+    let mut model = model();
+    let report = |name: &str, state, reason: Option<&str>, next: Option<&str>| LimitReport {
+        name: name.to_owned(),
+        file: "limits.toml".to_owned(),
+        scope: "unit `x.service`".to_owned(),
+        state,
+        reason: reason.map(str::to_owned),
+        required: false,
+        schedule: (state == LimitState::InForce).then(|| "mon 08:00-18:00".to_owned()),
+        next_change: next.map(str::to_owned),
+        next_rates: next.map(|_| "egress 1mbit".to_owned()),
+        cgroups: Vec::new(),
+    };
+    let select = |value: &str| Selector { kind: SelectorKind::Unit, value: value.to_owned() };
+    let waits = |name: &str| Waiting {
+        name: name.to_owned(),
+        scope: Scope::Select(select("job.service")),
+        required: false,
+    };
+    let reports = vec![
+        report("alice", LimitState::InForce, None, Some("2026-03-02T18:00+01:00")),
+        report("games", LimitState::Off, Some("x"), Some("2026-03-02T18:00+01:00")),
+        report("old.service", LimitState::Waiting, Some("there is no unit"), None),
+        report("two", LimitState::Refused, Some("limit `one` has it"), None),
+    ];
+    model.kept(vec![waits("job")], Some(reports));
+    insta::assert_snapshot!(screen(&model, 100, 14));
+    press(&mut model, "\n");
+    assert!(screen(&model, 100, 24).contains("schedule mon 08:00-18:00 until 2026-03-02T18:00"));
+    model.look(Vec::new(), 200 * SECOND);
+    model.kept(vec![waits("job")], None);
+    assert!(
+        screen(&model, 100, 14).contains("job            waiting: there is no unit `job.service`")
+    );
 }
 
 #[test]
