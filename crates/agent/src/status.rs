@@ -268,6 +268,7 @@ fn of_agent(AgentStatus { running, stopped, report }: &AgentStatus) -> Vec<Strin
         report.limits.iter().filter(|limit| limit.state == LimitState::Refused)
     {
         let reason = reason.as_deref().unwrap_or_default();
+        let reason = reason.strip_prefix(&format!("limit `{name}`: ")).unwrap_or(reason);
         alarms.push(format!("limit `{name}` is NOT ENFORCED: {reason}"));
     }
     alarms

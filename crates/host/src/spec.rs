@@ -468,6 +468,8 @@ impl Reader<'_> {
             "nic" => "[[nic]]",
             "group" => "[[group]]",
             "fleet" => "[fleet]",
+            "labels" => "labels = true",
+            "annotations" => "annotations = true",
             _ => example(field),
         };
         self.at(&value.span(), Some(field), Problem::Type { expected, found, example })
@@ -719,6 +721,9 @@ fn flag_name(name: &str) -> &'static str {
 
 /// What to type instead of a field that a limit does not have.
 fn hint(field: &str) -> String {
+    if matches!(field, "labels" | "annotations" | "fleet") {
+        return "it belongs at the top of the file, above the first `[[limit]]`".to_owned();
+    }
     let synonym = SYNONYMS.iter().find(|(name, _)| *name == field);
     synonym
         .map_or_else(|| key::hint(fields::keys(), "limit", field), |(_, hint)| (*hint).to_owned())

@@ -132,9 +132,23 @@ fn groups(name: *const libc::c_char, gid: u32) -> io::Result<Vec<u32>> {
 /// The number of a group in `/etc/group`; `None` if there is none of this name.
 #[must_use]
 pub fn group(name: &str) -> Option<u32> {
-    let groups = std::fs::read_to_string("/etc/group").ok()?;
-    let mut groups = groups.lines().map(|line| line.split(':'));
-    groups.find_map(|mut fields| (fields.next()? == name).then(|| fields.nth(1)?.parse().ok())?)
+    all_groups().find_map(|(is, gid)| (is == name).then_some(gid))
+}
+
+/// The name of a group in `/etc/group`; `None` if none has this number.
+#[must_use]
+pub fn group_name(gid: u32) -> Option<String> {
+    all_groups().find_map(|(name, is)| (is == gid).then_some(name))
+}
+
+/// Names and numbers of `/etc/group`.
+fn all_groups() -> impl Iterator<Item = (String, u32)> {
+    let text = std::fs::read_to_string("/etc/group").unwrap_or_default();
+    let group = |line: &str| {
+        let mut fields = line.split(':');
+        Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
+    };
+    text.lines().filter_map(group).collect::<Vec<_>>().into_iter()
 }
 
 #[cfg(test)]

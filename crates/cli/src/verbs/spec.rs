@@ -144,7 +144,10 @@ fn resolved(mut spec: Spec, host: &Host, at: &Zoned) -> Result<Resolved> {
     let goal = goal::goal(&files, &world, at);
     if let Some(refused) = goal.reports.iter().find(|report| report.state == LimitState::Refused) {
         let reason = refused.reason.as_deref().unwrap_or_default();
-        return Err(UsageError(format!("{}: limit `{}`: {reason}", spec.file, refused.name)).into());
+        let limit = spec.limits.iter().find(|limit| limit.name == refused.name);
+        let line = limit.map(|limit| format!(":{}", limit.line)).unwrap_or_default();
+        let (file, name) = (&spec.file, &refused.name);
+        return Err(UsageError(format!("{file}{line}: limit `{name}`: {reason}")).into());
     }
     spec.limits = goal.limits.iter().map(|goal| goal.limit.clone()).collect();
     Ok(Resolved { spec, goal })

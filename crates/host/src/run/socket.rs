@@ -5,9 +5,13 @@
 //! cgroup as an open directory. The limit ends with the connection.
 
 use std::{
+    fs,
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -18,6 +22,7 @@ use rustix::net::{
     connect, recvmsg, sendmsg, socket_with, sockopt,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use tidegate_sys::names;
 
 use crate::summary::Report;
 
@@ -62,14 +67,21 @@ pub enum AskError {
     )]
     NoAgent(PathBuf),
     #[error(
-        "only root and members of group `{GROUP}` may limit commands: run it with sudo, or type `sudo \
-         usermod -aG {GROUP} $USER` and log in again"
+        "only root and members of group `{0}` may limit commands: run it with sudo, or type `sudo usermod \
+         -aG {0} $USER` and log in again"
     )]
-    NoMember,
+    NoMember(String),
     #[error("the agent refuses: {0}")]
     Refused(String),
     #[error("the agent does not answer: {0}")]
     Io(#[from] io::Error),
+}
+
+/// The group whose members may write to a socket.
+fn group_of(socket: &Path) -> String {
+    let gid = fs::metadata(socket).ok().map(|meta| meta.gid());
+    let name = gid.and_then(|gid| names::group_name(gid).or_else(|| Some(gid.to_string())));
+    name.unwrap_or_else(|| GROUP.to_owned())
 }
 
 /// Sends a message, with a file if there is one.
@@ -142,7 +154,7 @@ impl Asked {
             rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED => {
                 AskError::NoAgent(socket.to_owned())
             }
-            rustix::io::Errno::ACCESS => AskError::NoMember,
+            rustix::io::Errno::ACCESS => AskError::NoMember(group_of(socket)),
             e => AskError::Io(e.into()),
         })?;
         let asked = Asked(fd);

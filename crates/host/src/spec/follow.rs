@@ -53,6 +53,10 @@ pub enum FollowProblem {
     OnlyExe,
     #[error("only with a scope that may match several things, such as `unit = \"job-*.service\"`")]
     OnlySelectors,
+    #[error(
+        "it makes a limit for each match, and no other limit can be inside those; leave `each` out"
+    )]
+    ParentEach,
     #[error("others are inside this limit; give it a rate for the times that no row covers")]
     ParentOff,
     #[error(transparent)]
@@ -111,8 +115,8 @@ impl Reader<'_> {
                 "container" if value.get_ref().as_table().is_some() => self.labels(value)?,
                 "pod" => self.pod(value)?,
                 "cgroup" | "port" | "dev" | "unit" | "slice" | "user" | "container" | "exe" => {
-                    let text = self.text(value, SCOPE)?;
-                    scope_of(kind, text).map_err(|e| self.at(&value.span(), Some(SCOPE), e))?
+                    let text = self.word(kind, value)?;
+                    scope_of(kind, &text).map_err(|e| self.at(&value.span(), Some(SCOPE), e))?
                 }
                 other => {
                     let hint = "a scope has one of cgroup, unit, slice, user, container, pod, exe, dev and \
@@ -124,6 +128,30 @@ impl Reader<'_> {
             });
         }
         scope.ok_or_else(|| self.at(&value.span(), Some(SCOPE), Problem::Missing(example(SCOPE))))
+    }
+
+    /// The text of a kind of scope; a user may be a number.
+    fn word(&self, kind: &str, value: &Value<'_>) -> Result<String, SpecError> {
+        if let ("user", toml::de::DeValue::Integer(_)) = (kind, value.get_ref()) {
+            return Ok(self.whole(value, SCOPE)?.to_string());
+        }
+        let example = match kind {
+            "unit" => "scope = { unit = \"backup.service\" }",
+            "slice" => "scope = { slice = \"batch.slice\" }",
+            "user" => "scope = { user = \"anna\" }",
+            "container" => "scope = { container = \"web\" }",
+            "labels" => "scope = { container = { labels = \"app=web\" } }",
+            "exe" => "scope = { exe = \"/usr/bin/rsync\" }",
+            "dev" => "scope = { dev = \"eth0\" }",
+            "port" => "scope = { port = \"tap0\" }",
+            _ => example(SCOPE),
+        };
+        self.text(value, SCOPE).map(str::to_owned).map_err(|mut e| {
+            if let Problem::Type { example: is, .. } = &mut e.problem {
+                *is = example;
+            }
+            e
+        })
     }
 
     /// `container = { labels = "app=web" }`.
@@ -139,7 +167,7 @@ impl Reader<'_> {
                     Problem::UnknownField { field, hint },
                 ));
             }
-            let selected = select("labels", self.text(labels, SCOPE)?);
+            let selected = select("labels", &self.word("labels", labels)?);
             scope = Some(selected.map_err(|e| self.at(&labels.span(), Some(SCOPE), e.into()))?);
         }
         let missing = Problem::Missing("scope = { container = { labels = \"app=web\" } }");
@@ -263,6 +291,9 @@ impl Reader<'_> {
         }
         if follow.each && !matches!(scope, Scope::Select(_)) {
             return refuse("each", FollowProblem::OnlySelectors);
+        }
+        if follow.each && is_parent {
+            return refuse("each", FollowProblem::ParentEach);
         }
         let off = |row: &Row| !has_rate(&row.on(patch), has_parent);
         let rows = &follow.schedule.0;

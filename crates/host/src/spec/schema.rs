@@ -197,7 +197,7 @@ fn value(kind: Kind) -> Value {
                     "cgroup": { "type": "string", "minLength": 1 },
                     "unit": text("^[^/\\s]*\\.[^/\\s]*$"),
                     "slice": text("^[^/\\s]*\\.slice$"),
-                    "user": name,
+                    "user": { "type": ["string", "integer"], "pattern": "^[^/\\s]+$" },
                     "container": either(name.clone(), labels),
                     "pod": pod,
                     "exe": text("^/\\S*$"),

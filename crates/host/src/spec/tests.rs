@@ -138,6 +138,16 @@ fn pods_are_selected_by_any_of_four_keys() {
 fn selectors_that_select_nothing() {
     assert_snapshot!(with("scope = { slice = \"a\" }"), @"limits.toml:4: limit `backup`: scope: `a` is no slice; write for example `a.slice`");
     assert_snapshot!(with("scope = { user = \"a b\" }"), @"limits.toml:4: limit `backup`: scope: `a b` is no name; leave `/` and spaces out");
+    assert_snapshot!(with("scope = { dev = 5 }"), @r#"limits.toml:4: limit `backup`: scope: expected a text in quotes, found the bare number 5; write for example `scope = { dev = "eth0" }`"#);
+    assert_snapshot!(with("scope = { container = { labels = true } }"), @r#"limits.toml:4: limit `backup`: scope: expected a text in quotes, found `true`; write for example `scope = { container = { labels = "app=web" } }`"#);
+    assert_snapshot!(with("labels = true"), @"limits.toml:5: limit `backup`: unknown field `labels`; it belongs at the top of the file, above the first `[[limit]]`");
+    assert_snapshot!(refusal("labels = \"yes\""), @r#"limits.toml:1: labels: expected `true` or `false` without quotes, found the text "yes"; write for example `labels = true`"#);
+    let each = "[[limit]]\nname = \"a\"\nscope = { unit = \"*.service\" }\neach = true\negress = \"1mbit\"\n";
+    let inside =
+        each.replace("each = true", "parent = \"a\"").replace("\"a\"\nscope", "\"b\"\nscope");
+    assert_snapshot!(refusal(&format!("{each}{inside}")), @"limits.toml:4: limit `a`: each: it makes a limit for each match, and no other limit can be inside those; leave `each` out");
+    let number = Spec::parse("x", &each.replace("unit = \"*.service\"", "user = 1000")).unwrap();
+    assert_eq!(number.limits[0].scope.to_string(), "user `1000`");
     assert_snapshot!(with("scope = { exe = \"rsync\" }"), @"limits.toml:4: limit `backup`: scope: `rsync` is no path of a program; write it from `/` on, without spaces");
     assert_snapshot!(with("scope = { args = \"-a\", exe = \"/bin/x\" }"), @"limits.toml:4: limit `backup`: scope: write `exe` before `args`");
     assert_snapshot!(with("scope = { container = { label = \"a\" } }"), @r#"limits.toml:4: limit `backup`: scope: unknown field `label`; write `labels = "app=web"`"#);
@@ -188,9 +198,9 @@ fn a_schedule_gives_a_limit_its_rates_and_may_give_it_none() {
         let next = moment.next.unwrap().to_string();
         format!("{}; until {next}", said.join(", "))
     };
-    assert_snapshot!(at("2026-03-02T07:00+00:00[UTC]"), @"b 5mbit, a off; until 2026-03-02T08:00:00Z");
-    assert_snapshot!(at("2026-03-02T08:00+00:00[UTC]"), @"a 10mbit, b 5mbit; until 2026-03-02T18:00:00Z");
-    assert_snapshot!(at("2026-03-08T19:00+00:00[UTC]"), @"a off, b off; until 2026-03-09T00:00:00Z");
+    assert_snapshot!(at("2026-03-02T07:00+00:00[UTC]"), @"b 5mbit, a off, a from Mon 08:00 on egress 10mbit, b from Sun 00:00 on off; until 2026-03-02T08:00:00Z");
+    assert_snapshot!(at("2026-03-02T08:00+00:00[UTC]"), @"a 10mbit, b 5mbit, a from Mon 18:00 on off, b from Sun 00:00 on off; until 2026-03-02T18:00:00Z");
+    assert_snapshot!(at("2026-03-08T19:00+00:00[UTC]"), @"a off, b off, a from Mon 08:00 on egress 10mbit, b from Mon 00:00 on ingress 5mbit; until 2026-03-09T00:00:00Z");
 }
 
 #[test]
