@@ -16,7 +16,7 @@
 #
 # The same disk in another boot:
 #
-#   reboot    limits are in force before the network is up, and hold from the first byte
+#   reboot    limits are in force before the network is up, and hold from the first byte; that of a device is once it is there
 #   purge     apt purges it; the host is as it was before
 #
 # The limited service is web.service, from which a client in the peer's namespace downloads without an end.
@@ -321,10 +321,11 @@ check_upgrade() {
 	rm "$watch"
 	wait
 	dpkg-query --show tidegate | grep later && ((code == 0)) || return 1
-	# For the next boot: the whole slice, and the service inside.
+	# For the next boot: the whole slice, and the service inside. The device is made after the agent is ready.
 	{
 		rule system 'slice = "system.slice"'
 		rule web 'unit = "web.service"'
+		rule link 'dev = "tg0"' 100mbit
 	} >/etc/tidegate/web.toml
 	until_true in_force system && sync
 }
@@ -342,7 +343,16 @@ check_reboot() {
 	jq -e '.limits[] | select(.name == "system" and .state == "in_force")' /run/at-network.json || return 1
 	# All that was ever sent by this device.
 	mark_s=$(cat /run/at-network) mark_bytes=0
-	until_true in_force web && flows && held && in_force system
+	until_true in_force web && flows && held && in_force system || return 1
+	until_true in_force link && mark link && flows && counts link
+}
+
+# A limit counts what leaves from the mark on.
+counts() {
+	local bytes
+	read -r bytes _ <<<"$(counted "$1")"
+	echo "limit $1 has counted $((bytes - mark_counted_bytes)) bytes since the mark"
+	((bytes > mark_counted_bytes))
 }
 
 check_purge() {
