@@ -535,6 +535,10 @@ impl Store {
                 return Ok(());
             }
         }
+        if let Scope::Select(selector) = scope {
+            self.check_selector(hierarchy, name, selector, parent)?;
+            return self.install_select(hierarchy, name, selector, options, parent);
+        }
         let Listing { limits: present, unreadable } = self.list(hierarchy)?;
         let above = parent.map(|parent| parent.name.as_str());
         let is_kin = |other: &str| !scope.is_device() && self.is_kin(name, above, other);
@@ -565,9 +569,6 @@ impl Store {
         if scheme.info().has_qdisc && parent.is_none() {
             let others: Vec<_> = present.iter().filter(|other| other.name != name).collect();
             self.check_root_qdisc(&others, name, scope)?;
-        }
-        if let Scope::Select(selector) = scope {
-            return self.install_select(hierarchy, name, selector, options, parent);
         }
         if schemes::of(scheme).pinning() == Pinning::Tree {
             let cgroup = cgroup.as_ref();

@@ -241,7 +241,7 @@ fn root_a_cgroup_is_in_one_limit() {
         let add = ["limit", "add", "all", "--cgroup", &on, "--egress", "9mbit"];
         let (_, message) = place.refused(&add);
         assert!(message.contains("already has limit `web`"), "{message}");
-        assert_eq!(entries(&place.store()), ["web"]);
+        assert_eq!(place.limits(), ["web"]);
     }
     // One that changes hands has a limit all the time.
     place.ok(&["apply", "--prune", &file(&place, other)]);
@@ -307,6 +307,94 @@ fn root_schemes_of_devices_have_no_members() {
         assert!(code != 0 && message.contains("scheme"), "{message}");
         assert_eq!(entries(&place.store()), [""; 0]);
     }
+}
+
+/// A limit on what is below others' cgroups, with one inside it.
+fn nested(place: &Place) -> String {
+    let limit = |name: &str, on: &str, rest: &str| {
+        format!("[[limit]]\nname = \"{name}\"\nscope = {{ cgroup = \"TOP/{on}\" }}\n{rest}\n")
+    };
+    let rate = "egress = \"50mbit\"\nloopback = true";
+    let text = limit("outer", "w*", rate)
+        + &limit("web", "*/deep", rate)
+        + &limit("in", "*/deep/in", "parent = \"web\"\nweight = 10");
+    file(place, &text)
+}
+
+/// Limits with selectors share programs, but none with another one that meets the same packets: one that
+/// comes to do so goes into another pool, with what is inside it, and goes on from its count.
+#[test]
+fn root_a_limit_whose_member_meets_another_limit_changes_its_pool() {
+    need_root!();
+    let place = Place::new();
+    let [w, v] = ["w1", "v1"].map(|name| place.child(name));
+    let below = |cgroup: &Cgroup, name: &str| place.hierarchy.create(cgroup, name).unwrap();
+    let deep = below(&v, "deep");
+    let inside = below(&deep, "in");
+    let spec = nested(&place);
+    let apply = ["apply", spec.as_str()];
+    place.ok(&apply);
+    assert!(Objects::on(&w).shares_with(&Objects::on(&deep)));
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let order = format!("udp {} {}", socket.local_addr().unwrap(), DATAGRAMS as usize * 1200);
+    let counted = |name: &str| sum(&show(&place, name)["egress"], "_packets");
+    send_from(&place, &inside, &order);
+    assert_eq!((counted("in"), counted("web"), counted("outer")), (DATAGRAMS, DATAGRAMS, 0));
+
+    let other = below(&w, "deep");
+    let done = place.ok(&apply);
+    assert!(done.contains("~ web: + "), "{done}");
+    let links = [&w, &deep, &other, &inside].map(|group| Objects::on(group).links());
+    assert_eq!(links, [3; 4]);
+    assert!(!Objects::on(&w).shares_with(&Objects::on(&deep)));
+    assert!(Objects::on(&other).shares_with(&Objects::on(&deep)));
+    send_from(&place, &other, &order);
+    send_from(&place, &inside, &order);
+    let all = [counted("in"), counted("web"), counted("outer")];
+    assert_eq!(all, [2 * DATAGRAMS, 3 * DATAGRAMS, DATAGRAMS]);
+    for name in ["in", "web", "outer"] {
+        assert_eq!(show(&place, name)["state"], "in_force", "{name}");
+    }
+    assert!(place.ok(&apply).contains("Nothing to do"));
+    place.ok(&["detach"]);
+    assert_eq!([&w, &deep, &other, &inside].map(|group| Objects::on(group).links()), [0; 4]);
+    assert!(!place.store().exists());
+}
+
+/// The same, killed.
+#[test]
+fn root_a_killed_change_of_pools_is_finished() {
+    need_root!();
+    if !cfg!(target_arch = "x86_64") {
+        return skip("knows the system calls of x86-64 alone");
+    }
+    let place = Place::new();
+    let [w, v] = ["w1", "v1"].map(|name| place.child(name));
+    let below = |cgroup: &Cgroup, name: &str| place.hierarchy.create(cgroup, name).unwrap();
+    let deep = below(&v, "deep");
+    let inside = below(&deep, "in");
+    let spec = nested(&place);
+    let apply = ["apply", spec.as_str()];
+    let other = || place.hierarchy.open(&format!("{}/deep", w.path())).unwrap();
+    let before = || {
+        let _ = place.tidegate().arg("detach").output();
+        let _ = fs::remove_dir(w.absolute().join("deep"));
+        place.ok(&apply);
+        below(&w, "deep");
+    };
+    kill_at_each(&place, &apply, before, |change| {
+        let links = [&w, &deep, &inside].map(|group| links_on(group).len());
+        assert_eq!(links, [3; 3], "{change}");
+        assert!(matches!(links_on(&other()).len(), 0 | 3), "{change}");
+        place.ok(&apply);
+        let links = [&w, &deep, &inside, &other()].map(|group| links_on(group).len());
+        assert_eq!(links, [3; 4], "{change}");
+        for name in ["in", "web", "outer"] {
+            assert_eq!(show(&place, name)["state"], "in_force", "{change}");
+        }
+    });
+    place.ok(&["detach"]);
+    assert!(!place.store().exists());
 }
 
 /// Names in a store that say that something is half done.

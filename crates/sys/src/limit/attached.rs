@@ -21,7 +21,10 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// Puts its programs on a cgroup.
     pub(crate) fn attach(&self, cgroup: &Cgroup) -> Result<Links, LimitError> {
-        attach(&self.programs, cgroup)
+        match &self.maps.pool {
+            Some(pool) => pool.enter(&self.programs, cgroup, self.maps.at),
+            None => attach(&self.programs, cgroup),
+        }
     }
 }
 

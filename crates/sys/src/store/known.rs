@@ -3,22 +3,27 @@
 //! so whoever asks looks whether what is found is there.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs, mem,
-    path::Path,
+    path::{Path, PathBuf},
     sync::PoisonError,
 };
 
-use super::{CGROUP, MAX_LIMITS, PARENT, Store, StoreError, members::SELECT};
+use tidegate_core::Selector;
+
+use super::{
+    CGROUP, MAX_LIMITS, PARENT, Store, StoreError,
+    members::{SELECT, remembered_in},
+};
 use crate::{cgroup::Hierarchy, schemes::htb::name_in};
 
 /// Limits by where they are.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    /// Names by the path of a cgroup.
+    /// Names by the path of a cgroup: their own, or that of a member.
     cgroups: BTreeMap<String, Vec<String>>,
-    /// Names of those with a selector.
-    selects: Vec<String>,
+    /// Names by their selector.
+    selectors: HashMap<PathBuf, Vec<String>>,
     /// Names by that of the parent.
     children: HashMap<String, Vec<String>>,
     /// Names that are not among them yet.
@@ -30,11 +35,15 @@ pub(super) struct Known {
 impl Known {
     fn note(&mut self, hierarchy: Option<&Hierarchy>, dir: &Path, name: &str) {
         self.count += 1;
-        if let Ok(at) = fs::read_link(dir.join(CGROUP)) {
-            let path = hierarchy.map(|hierarchy| hierarchy.relative(&at)).unwrap_or_default();
+        let mut on = |at: &Path| {
+            let path = hierarchy.map(|hierarchy| hierarchy.relative(at)).unwrap_or_default();
             self.cgroups.entry(path).or_default().push(name.to_owned());
-        } else if fs::symlink_metadata(dir.join(SELECT)).is_ok() {
-            self.selects.push(name.to_owned());
+        };
+        if let Ok(at) = fs::read_link(dir.join(CGROUP)) {
+            on(&at);
+        } else if let Ok(selector) = fs::read_link(dir.join(SELECT)) {
+            remembered_in(dir).iter().for_each(|at| on(at));
+            self.selectors.entry(selector).or_default().push(name.to_owned());
         }
         if let Some(parent) = name_in(dir, PARENT) {
             self.children.entry(parent).or_default().push(name.to_owned());
@@ -65,21 +74,42 @@ impl Store {
         Ok(ask(known))
     }
 
-    /// Limits that may be on the cgroup of a path, and those with a selector.
+    /// Limits that may be on the cgroup of a path.
     pub(super) fn on_path(
         &self,
         hierarchy: &Hierarchy,
         path: &str,
-    ) -> Result<(Vec<String>, Vec<String>), StoreError> {
+    ) -> Result<Vec<String>, StoreError> {
         let found = self.known(Some(hierarchy), |known| {
             let there = known.cgroups.get(path).cloned().unwrap_or_default();
-            (known.count < MAX_LIMITS).then(|| (there, known.selects.clone()))
+            (known.count < MAX_LIMITS).then_some(there)
         })?;
         found.ok_or(StoreError::Full)
     }
 
-    /// Limits that may meet packets of the cgroup of a path: on it, on one above or below it, and those with
-    /// a selector.
+    /// Limits that may have a selector.
+    pub(super) fn with_selector(
+        &self,
+        hierarchy: &Hierarchy,
+        selector: &Selector,
+    ) -> Result<Vec<String>, StoreError> {
+        let selector = PathBuf::from(selector.to_string());
+        let found = self.known(Some(hierarchy), |known| {
+            let there = known.selectors.get(&selector).cloned().unwrap_or_default();
+            (known.count < MAX_LIMITS).then_some(there)
+        })?;
+        found.ok_or(StoreError::Full)
+    }
+
+    /// A cgroup has joined a limit.
+    pub(super) fn note_member(&self, path: &str, name: &str) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = &mut *known {
+            known.cgroups.entry(path.to_owned()).or_default().push(name.to_owned());
+        }
+    }
+
+    /// Limits that may meet packets of the cgroup of a path: on it, or on one above or below it.
     pub(super) fn around_path(
         &self,
         hierarchy: &Hierarchy,
@@ -93,7 +123,8 @@ impl Store {
             let below = known.cgroups.range(inside.clone()..);
             let below = below.take_while(|(at, _)| at.starts_with(&inside)).map(|(_, names)| names);
             let own = known.cgroups.get(path).filter(|_| !path.is_empty());
-            above.chain(own).chain(below).chain([&known.selects]).flatten().cloned().collect()
+            let found: BTreeSet<_> = above.chain(own).chain(below).flatten().cloned().collect();
+            found.into_iter().collect()
         })
     }
 

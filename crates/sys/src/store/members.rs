@@ -29,7 +29,8 @@ use tidegate_core::{Scope, Selector};
 use super::{
     ASIDE, BUILDING, CGROUP, MEMBERS, PARENT, PinnedLimit, Store, StoreError, StoreLock, bpf_error,
     check_name, contains, io_error, limit_error,
-    pins::{detach_links, pin_maps, remove_pins, settings_in},
+    pins::{detach_links, pin_maps, remove_pins},
+    slots::{Free, ids_around, note_slot, shares},
     symlink,
 };
 use crate::{
@@ -68,7 +69,7 @@ pub(super) fn selector_in(dir: &Path) -> Option<Selector> {
 }
 
 /// The directories of members, with the cgroups' ids.
-fn members_dirs(dir: &Path) -> Vec<(u64, PathBuf)> {
+pub(super) fn members_dirs(dir: &Path) -> Vec<(u64, PathBuf)> {
     let entries = fs::read_dir(dir.join(MEMBERS)).into_iter().flatten().flatten();
     let ids = entries.filter_map(|e| Some((e.file_name().to_str()?.parse().ok()?, e.path())));
     let mut found: Vec<_> = ids.collect();
@@ -131,13 +132,8 @@ pub(super) fn pin_programs(
     Ok(())
 }
 
-/// Pins the programs of a limit and its selector.
-pub(super) fn pin_selector(
-    loaded: &Loaded,
-    selector: &Selector,
-    dir: &Path,
-) -> Result<(), StoreError> {
-    pin_programs(&loaded.programs, dir)?;
+/// Pins the selector of a limit.
+fn pin_selector(selector: &Selector, dir: &Path) -> Result<(), StoreError> {
     let members = dir.join(MEMBERS);
     fs::create_dir(&members).map_err(io_error(&members, "create"))?;
     symlink(Path::new(&selector.to_string()), &dir.join(SELECT))
@@ -197,6 +193,27 @@ impl PinnedLimit {
     }
 }
 
+/// Whether a cgroup that is to join a limit, or one above or below it, has another limit of its pool.
+fn meets_its_pool<'a>(
+    hierarchy: &Hierarchy,
+    pinned: &PinnedLimit,
+    mut new: impl Iterator<Item = &'a Cgroup>,
+) -> bool {
+    let Some(pool) = &pinned.maps.pool else { return false };
+    let is_others = |id| ![0, pinned.maps.at].contains(&pool.slot_of(id));
+    new.any(|cgroup| ids_around(hierarchy, cgroup).into_iter().any(is_others))
+}
+
+/// What has become of the members of a limit.
+fn all_joined(name: &str, failed: BTreeMap<String, StoreError>) -> Result<(), StoreError> {
+    match failed.is_empty() {
+        true => Ok(()),
+        false => {
+            Err(StoreError::Members { name: name.to_owned(), failed: failed.into_iter().collect() })
+        }
+    }
+}
+
 /// Who joins what.
 pub(super) struct Joining<'a> {
     pub(super) hierarchy: &'a Hierarchy,
@@ -229,20 +246,50 @@ impl Store {
                 .flat_map(|entry| paths_in(hierarchy, &self.root.join(entry)))
                 .collect(),
         };
-        let loaded = scheme.load(0, options, parent.map(|parent| &parent.maps), Programs::All);
-        let mut loaded = loaded.map_err(limit_error(name))?;
+        let free = match shares(options) {
+            true => {
+                let there = cgroups.iter().filter_map(|path| hierarchy.open(path).ok());
+                let around: Vec<_> =
+                    there.flat_map(|cgroup| ids_around(hierarchy, &cgroup)).collect();
+                let above = parent.map(|parent| &parent.maps);
+                self.free_slot(hierarchy, name, &around, above, &options.exempt)?
+            }
+            false => None,
+        };
+        let slot = free.as_ref().map(|free| (free.dir.clone(), free.slot));
+        let refused = || limit_error(name);
+        let load = || match free {
+            None => {
+                let above = parent.map(|parent| &parent.maps);
+                scheme.load(0, options, above, Programs::All).map_err(refused())
+            }
+            Some(Free { dir, pool, slot }) => {
+                symlink(Path::new(name), &dir.join(slot.to_string()))?;
+                let limit = options.encode(0).map_err(|e| refused()(LimitError::Config(e)))?;
+                let maps = pool.take(slot, limit).map_err(refused())?;
+                if let Some(parent) = parent {
+                    maps.start_in(&parent.maps, options).map_err(refused())?;
+                }
+                Ok(Loaded { maps, programs: programs_in(&dir)? })
+            }
+        };
         let building = self.root.join(format!("{BUILDING}{name}"));
-        let mut put_on = || {
+        let put_on = || {
+            let mut loaded = load()?;
             pin_maps(&mut loaded.maps, &building)?;
-            pin_selector(&loaded, selector, &building)?;
+            match &slot {
+                None => pin_programs(&loaded.programs, &building)?,
+                Some((pool, slot)) => note_slot(&building, pool, *slot)?,
+            }
+            pin_selector(selector, &building)?;
             if let Some(parent) = parent {
                 symlink(Path::new(&parent.name), &building.join(PARENT))?;
             }
-            let (dir, loaded, holders) = (building.as_path(), &loaded, self.holders());
+            let (dir, loaded) = (building.as_path(), &loaded);
             let joining = Joining { hierarchy, name, dir, loaded, parent };
             for path in &cgroups {
                 match hierarchy.open(path) {
-                    Ok(cgroup) => self.join(&joining, &cgroup, &holders)?,
+                    Ok(cgroup) => self.join(&joining, &cgroup)?,
                     Err(CgroupError::Missing { .. }) => {}
                     Err(e) => return Err(limit_error(name)(e.into())),
                 }
@@ -250,8 +297,13 @@ impl Store {
             self.publish(&building, name, options)
         };
         let done = put_on();
-        if done.is_err() && building.is_dir() {
-            let _ = self.take_off(&format!("{BUILDING}{name}"));
+        if done.is_err() {
+            if building.is_dir() {
+                let _ = self.take_off(&format!("{BUILDING}{name}"));
+            }
+            if let Some((pool, slot)) = slot {
+                self.free_place(&pool, slot);
+            }
         }
         done
     }
@@ -270,7 +322,7 @@ impl Store {
     /// [`StoreError`]; with [`StoreError::Members`] all cgroups but those named are as asked.
     pub fn set_members(
         &self,
-        _lock: &StoreLock,
+        lock: &StoreLock,
         hierarchy: &Hierarchy,
         name: &str,
         cgroups: &[String],
@@ -283,9 +335,6 @@ impl Store {
         let dir = self.root.join(name);
         let parent = pinned.parent.as_deref().map(|parent| self.open(hierarchy, parent));
         let parent = parent.transpose()?;
-        let programs = programs_in(&dir)?;
-        let before = pinned.members;
-        let loaded = Loaded { maps: pinned.maps, programs };
         let mut failed = BTreeMap::new();
         let mut wanted = BTreeMap::new();
         for path in cgroups {
@@ -295,7 +344,24 @@ impl Store {
                 Err(e) => drop(failed.insert(path.clone(), limit_error(name)(e.into()))),
             }
         }
-        let holders = self.holders();
+        let is_new = |id: &u64| pinned.members.iter().all(|member| member.id != *id);
+        for (_, cgroup) in wanted.iter().filter(|(id, _)| is_new(id)) {
+            let scope = Scope::Cgroup(cgroup.path().to_owned());
+            if let Err(taken) = self.check_free(hierarchy, name, &scope, cgroup, parent.as_ref()) {
+                failed.insert(cgroup.path().to_owned(), taken);
+            }
+        }
+        wanted.retain(|_, cgroup| !failed.contains_key(cgroup.path()));
+        let new = wanted.iter().filter(|(id, _)| is_new(id)).map(|(_, cgroup)| cgroup);
+        if meets_its_pool(hierarchy, &pinned, new) {
+            let wanted: Vec<_> = wanted.values().map(|cgroup| cgroup.path().to_owned()).collect();
+            self.change_pool(lock, hierarchy, &pinned, &wanted)?;
+            return all_joined(name, failed);
+        }
+        let pool = pinned.maps.pool.as_ref();
+        let programs = programs_in(pool.map_or(dir.as_path(), |pool| &pool.dir))?;
+        let before = pinned.members;
+        let loaded = Loaded { maps: pinned.maps, programs };
         let joining =
             Joining { hierarchy, name, dir: &dir, loaded: &loaded, parent: parent.as_ref() };
         for cgroup in wanted.values() {
@@ -305,7 +371,7 @@ impl Store {
                 Some(member) => self.part(hierarchy, &dir, member.id, Some(&loaded.maps)),
                 None => Ok(()),
             };
-            let done = done.and_then(|()| self.join(&joining, cgroup, &holders));
+            let done = done.and_then(|()| self.join(&joining, cgroup));
             if let Err(e) = done {
                 failed.insert(cgroup.path().to_owned(), e);
             }
@@ -320,48 +386,39 @@ impl Store {
                 failed.insert(member.joined_as.clone(), e);
             }
         }
-        if failed.is_empty() {
-            return Ok(());
-        }
-        Err(StoreError::Members { name: name.to_owned(), failed: failed.into_iter().collect() })
+        all_joined(name, failed)
     }
 
-    /// The limits that have cgroups, by the cgroups' ids.
-    pub(super) fn holders(&self) -> BTreeMap<u64, Vec<String>> {
-        let mut holders: BTreeMap<u64, Vec<String>> = BTreeMap::new();
-        for name in self.names().unwrap_or_default() {
-            let dir = self.root.join(&name);
-            if fs::symlink_metadata(dir.join(SELECT)).is_ok() {
-                for (id, _) in members_dirs(&dir) {
-                    holders.entry(id).or_default().push(name.clone());
-                }
-            } else if fs::symlink_metadata(dir.join(CGROUP)).is_ok()
-                && let Some(limit) = settings_in(&dir)
-            {
-                holders.entry(limit.cgroup_id).or_default().push(name);
-            }
-        }
-        holders
+    /// Puts a limit into another pool, with these cgroups, and all that are inside it behind it: no two limits
+    /// of a pool meet the same packet.
+    fn change_pool(
+        &self,
+        lock: &StoreLock,
+        hierarchy: &Hierarchy,
+        pinned: &PinnedLimit,
+        cgroups: &[String],
+    ) -> Result<(), StoreError> {
+        let mut store = self.clone();
+        store.begin_with(&pinned.name, cgroups);
+        let again = |limit: &PinnedLimit| {
+            let (scope, options) = (limit.scope.as_ref(), limit.options());
+            let parent = limit.parent.as_deref();
+            scope.map_or(Ok(()), |scope| {
+                store.replace(lock, hierarchy, &limit.name, scope, &options, parent)
+            })
+        };
+        again(pinned)?;
+        self.names_of_lost_children()
+            .iter()
+            .try_for_each(|name| again(&self.open(hierarchy, name)?))
     }
 
     /// Puts the programs of a limit on a cgroup. Nothing of it is left if that fails.
-    pub(super) fn join(
-        &self,
-        joining: &Joining<'_>,
-        cgroup: &Cgroup,
-        holders: &BTreeMap<u64, Vec<String>>,
-    ) -> Result<(), StoreError> {
+    pub(super) fn join(&self, joining: &Joining<'_>, cgroup: &Cgroup) -> Result<(), StoreError> {
         let Joining { hierarchy, name, dir, loaded, parent } = *joining;
         let scope = Scope::Cgroup(cgroup.path().to_owned());
         let refused = || limit_error(name);
-        let above = parent.map(|parent| parent.name.as_str());
-        let goes = |other: &String| {
-            other == name || self.leaving.contains(other) || self.is_kin(name, above, other)
-        };
-        let holder = holders.get(&cgroup.id()).and_then(|names| names.iter().find(|n| !goes(n)));
-        if let Some(other) = holder {
-            return Err(StoreError::ScopeTaken { scope, name: other.clone() });
-        }
+        self.check_free(hierarchy, name, &scope, cgroup, parent)?;
         if let Some(above) = parent.filter(|parent| !parent.contains(cgroup.path())) {
             return Err(StoreError::MemberOutside {
                 name: name.to_owned(),
@@ -387,7 +444,9 @@ impl Store {
             }
             loaded.maps.adopt(hierarchy, cgroup, Adopt::Take).map_err(refused())?;
             let whole = dir.join(MEMBERS).join(cgroup.id().to_string());
-            fs::rename(&half, &whole).map_err(io_error(&whole, "rename to"))
+            fs::rename(&half, &whole).map_err(io_error(&whole, "rename to"))?;
+            self.note_member(cgroup.path(), name);
+            Ok(())
         };
         let done: Result<(), StoreError> = join();
         if done.is_err() {
@@ -421,6 +480,9 @@ impl Store {
         let half = dir.join(MEMBERS).join(format!("{BUILDING}{id}"));
         // Links first: a connection that opens meanwhile must not be set again.
         detach_links(&half)?;
+        if let Some(maps) = maps {
+            maps.leave(id);
+        }
         let at = fs::read_link(half.join(CGROUP)).ok().map(|at| hierarchy.relative(&at));
         let cgroup = at.and_then(|at| hierarchy.open(&at).ok()).filter(|c| c.id() == id);
         if let (Some(cgroup), Some(maps)) = (&cgroup, maps)

@@ -137,7 +137,7 @@ impl Store {
 
     /// The limits that work with the maps of an earlier parent, while their parent is another limit of that
     /// name, and all that are inside them; parents first. A writer replaces a parent before its children.
-    fn names_of_lost_children(&self) -> Vec<String> {
+    pub(super) fn names_of_lost_children(&self) -> Vec<String> {
         let parent_of = |name: &String| {
             let parent = fs::read_link(self.root.join(name).join(PARENT)).ok()?;
             parent.to_str().map(str::to_owned)
@@ -245,6 +245,7 @@ impl Store {
         // Links first: a connection that opens meanwhile must not be set again.
         detach_links(&dir)?;
         maps.leave(limit.cgroup_id);
+        pinned.members.iter().for_each(|member| maps.leave(member.id));
         for cgroup in pinned.cgroups(&hierarchy).iter().filter(|_| maps.sockets.is_some()) {
             let _ = maps.adopt(&hierarchy, cgroup, Adopt::Release);
             self.take_again(&hierarchy, entry, cgroup.path());

@@ -31,12 +31,12 @@ use std::{
 };
 
 use libbpf_rs::{Link, MapCore, MapHandle, query::LinkTypeInfo};
-use tidegate_core::{Scope, exempt::Exempt};
+use tidegate_core::{Scope, Selector, exempt::Exempt};
 
 use super::{
     BUILDING, CGROUP, PARENT, PinnedLimit, Store, StoreError, bpf_error, io_error, limit_error,
-    members::{self, pin_programs, pin_successor, programs_in},
-    pins::{pin, pin_parent, remove_pins, update},
+    members::{self, pin_programs, pin_successor, programs_in, selector_in},
+    pins::{pin_maps, pin_parent, remove_pins, update},
     pool_names::{KIND, PLACE, POOL, POOL_PREFIX, build_of_pool, file_name, is_slots, sign_pool},
     pools::{limit_in, places_in},
     symlink,
@@ -46,7 +46,7 @@ use crate::{
     cgroup::{Cgroup, Hierarchy},
     exempt, intf,
     limit::slot_pool::{ADOPT_PIN, SlotPool},
-    limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
+    limit::{Adopt, LimitError, LimitMaps, LimitOptions, Loaded, ParentMaps},
     query,
     schemes::{self, Pinning},
 };
@@ -60,10 +60,10 @@ const EXEMPT_PREFIXES: &str = "exempt_";
 const POOLS_MAX: u32 = 8;
 
 /// A free slot.
-struct Free {
-    dir: PathBuf,
-    pool: SlotPool,
-    slot: u32,
+pub(super) struct Free {
+    pub(super) dir: PathBuf,
+    pub(super) pool: SlotPool,
+    pub(super) slot: u32,
 }
 
 /// Whether a limit shares programs with others.
@@ -88,7 +88,8 @@ impl Store {
             return Err(refused()(why.into()));
         }
         let above = parent.map(|parent| &parent.maps);
-        let free = self.free_slot(hierarchy, name, cgroup, above, &options.exempt)?;
+        let around = ids_around(hierarchy, cgroup);
+        let free = self.free_slot(hierarchy, name, &around, above, &options.exempt)?;
         let Some(Free { dir, pool, slot }) = free else { return Ok(false) };
         symlink(Path::new(name), &dir.join(slot.to_string()))?;
         let building = self.root.join(format!("{BUILDING}{name}"));
@@ -97,25 +98,21 @@ impl Store {
             if let Some(above) = above {
                 maps.start_in(above, options).map_err(refused())?;
             }
-            let mut limit = AttachedLimit::new(maps, Vec::new());
-            pin(&mut limit, &building)?;
+            let mut loaded = Loaded { maps, programs: programs_in(&dir)? };
+            pin_maps(&mut loaded.maps, &building)?;
             symlink(&hierarchy.remembered(cgroup), &building.join(CGROUP))?;
-            symlink(Path::new(&file_name(&dir)), &building.join(POOL))?;
-            symlink(Path::new(&slot.to_string()), &building.join(PLACE))?;
+            note_slot(&building, &dir, slot)?;
             if let Some(parent) = parent {
                 symlink(Path::new(&parent.name), &building.join(PARENT))?;
             }
-            let programs = programs_in(&dir)?;
-            let AttachedLimit { maps, .. } = &limit;
-            let pool = maps.pool.as_ref().ok_or(LimitError::Layout(POOL)).map_err(refused())?;
-            for (name, link) in pool.enter(&programs, cgroup, slot).map_err(refused())? {
+            for (name, link) in loaded.attach(cgroup).map_err(refused())? {
                 let path = building.join(name);
                 query::pin(link.as_fd(), &path).map_err(io_error(&path, "pin"))?;
             }
             if let Some(parent) = parent {
                 self.put_parents_behind(cgroup, &building, &parent.name)?;
             }
-            maps.adopt(hierarchy, cgroup, Adopt::Take).map_err(refused())?;
+            loaded.maps.adopt(hierarchy, cgroup, Adopt::Take).map_err(refused())?;
             self.publish(&building, name, options)
         };
         let done = put();
@@ -139,14 +136,14 @@ impl Store {
         parent: Option<&PinnedLimit>,
     ) -> Result<(), StoreError> {
         let parent = parent.map(|parent| parent.name.as_str());
-        let (others, selects) = self.on_path(hierarchy, cgroup.path())?;
         let is_here = |other: &String| {
-            let at = fs::read_link(self.root.join(other).join(CGROUP)).ok();
+            let dir = self.root.join(other);
+            let at = fs::read_link(dir.join(CGROUP)).ok();
             at.is_some_and(|at| hierarchy.relative(&at) == cgroup.path())
+                || members::has(&dir, cgroup.id())
         };
-        let is_member = |other: &String| members::has(&self.root.join(other), cgroup.id());
-        let here = others.into_iter().filter(is_here);
-        for other in here.chain(selects.into_iter().filter(is_member)) {
+        let others = self.on_path(hierarchy, cgroup.path())?;
+        for other in others.into_iter().filter(is_here) {
             let goes = other == name || self.leaving.contains(&other);
             if goes || self.is_kin(name, parent, &other) {
                 continue;
@@ -164,23 +161,47 @@ impl Store {
         Ok(())
     }
 
+    /// Checks that no other limit has a selector.
+    pub(super) fn check_selector(
+        &self,
+        hierarchy: &Hierarchy,
+        name: &str,
+        selector: &Selector,
+        parent: Option<&PinnedLimit>,
+    ) -> Result<(), StoreError> {
+        let parent = parent.map(|parent| parent.name.as_str());
+        for other in self.with_selector(hierarchy, selector)? {
+            let is_there = selector_in(&self.root.join(&other)).as_ref() == Some(selector);
+            let goes = other == name || self.leaving.contains(&other);
+            if !is_there || goes || self.is_kin(name, parent, &other) {
+                continue;
+            }
+            let (scope, name) = (Scope::Select(selector.clone()), other);
+            return Err(match self.open_at(hierarchy, &name) {
+                Err(_) => StoreError::ScopeUnreadable { scope, name },
+                Ok(_) => StoreError::ScopeTaken { scope, name },
+            });
+        }
+        Ok(())
+    }
+
     /// The pool of a limit, if it is in one.
     pub(super) fn pool_of(&self, name: &str) -> Result<Option<SlotPool>, StoreError> {
         let pool = self.place_of(name).filter(|(pool, _)| is_slots(pool));
         pool.map(|(pool, _)| SlotPool::open(&pool)).transpose().map_err(limit_error(name))
     }
 
-    /// A slot in the first pool that has one, and no limit that meets the packets of the cgroup.
-    fn free_slot(
+    /// A slot in the first pool that has one, and no limit on the cgroups of these ids: those that a limit is
+    /// to have, and all above and below them.
+    pub(super) fn free_slot(
         &self,
         hierarchy: &Hierarchy,
         name: &str,
-        cgroup: &Cgroup,
+        around: &[u64],
         above: Option<&LimitMaps>,
         exempt: &Exempt,
     ) -> Result<Option<Free>, StoreError> {
         let refused = || limit_error(name);
-        let around = ids_around(hierarchy, cgroup);
         let above = above.map(LimitMaps::as_parent).transpose().map_err(refused())?.flatten();
         let inside = above.as_ref().map(|above| above.key().map_err(refused())).transpose()?;
         let inside = inside.map_or(String::new(), |key| format!("{INSIDE}{key}_"));
@@ -272,9 +293,13 @@ impl Store {
         for (link, program) in &loaded.programs {
             pin_successor(dir, link.as_ref(), program.as_fd())?;
             for limit in &limits {
-                let pin = self.root.join(limit).join(link);
-                if is_on_cgroup(&pin) {
-                    update(&pin, program.as_fd())?;
+                let dir = self.root.join(limit);
+                let members = members::members_dirs(&dir).into_iter().map(|(_, member)| member);
+                for dir in std::iter::once(dir.clone()).chain(members) {
+                    let pin = dir.join(link);
+                    if is_on_cgroup(&pin) {
+                        update(&pin, program.as_fd())?;
+                    }
                 }
             }
         }
@@ -287,6 +312,12 @@ impl Store {
         }
         sign_pool(dir)
     }
+}
+
+/// Writes down in which slot of which pool a limit is.
+pub(super) fn note_slot(dir: &Path, pool: &Path, slot: u32) -> Result<(), StoreError> {
+    symlink(Path::new(&file_name(pool)), &dir.join(POOL))?;
+    symlink(Path::new(&slot.to_string()), &dir.join(PLACE))
 }
 
 /// Whether a pinned link still is on a cgroup.
@@ -303,7 +334,7 @@ fn exempts_in_name(exempt: &Exempt) -> String {
 }
 
 /// The ids of a cgroup, of all above it and of all below it.
-fn ids_around(hierarchy: &Hierarchy, cgroup: &Cgroup) -> Vec<u64> {
+pub(super) fn ids_around(hierarchy: &Hierarchy, cgroup: &Cgroup) -> Vec<u64> {
     let path = cgroup.path();
     let ends = path.char_indices().filter(|(_, letter)| *letter == '/').map(|(end, _)| end);
     let above = [0].into_iter().chain(ends).map(|end| path[..end].to_owned());

@@ -201,10 +201,11 @@ impl Store {
         let _ = detach_links(&dir);
         if let Some((pool, slot)) = self.place_of(name).filter(|(pool, _)| is_slots(pool)) {
             // Its maps are others', too.
-            let at = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at));
-            let cgroup = at.ok().and_then(|path| hierarchy.open(&path).ok());
-            if let (Some(cgroup), Ok(pool)) = (cgroup, SlotPool::open(&pool)) {
-                let _ = pool.release(hierarchy, &cgroup, slot);
+            let at = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at)).ok();
+            for at in at.into_iter().chain(paths_in(hierarchy, &dir)) {
+                if let (Ok(cgroup), Ok(pool)) = (hierarchy.open(&at), SlotPool::open(&pool)) {
+                    let _ = pool.release(hierarchy, &cgroup, slot);
+                }
             }
         } else if let Ok(sockets) = MapHandle::from_pinned_path(dir.join("sockets")) {
             let at = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at));
