@@ -489,7 +489,7 @@ fn set_options(limit: &mut LimitSpec) -> Result<(), SettingsError> {
 }
 
 /// Without the cgroups that lie below another one.
-pub(crate) fn outermost(mut matches: Vec<Match>) -> Vec<Match> {
+fn outermost(mut matches: Vec<Match>) -> Vec<Match> {
     matches.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));
     let mut kept: Vec<Match> = Vec::new();
     for found in matches {

@@ -2,14 +2,12 @@
 
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::Path};
 
-use tidegate_core::{Scope, selector::SelectorKind};
+use tidegate_core::Scope;
 use tidegate_host::{
     spec::Spec,
-    world::{MAX_PROGRAMS, Program, SelectError, World},
+    world::{MAX_PROGRAMS, Program, World},
 };
 use tidegate_sys::{cgroup::Hierarchy, net::Netlink};
-
-use crate::goal::outermost;
 
 const PASSWD: &str = "/etc/passwd";
 
@@ -28,16 +26,6 @@ pub fn scan(hierarchy: &Hierarchy, top: &str, programs: bool) -> World {
         programs: if programs { self::programs() } else { Vec::new() },
         ..World::default()
     }
-}
-
-/// The cgroups that one limit on a scope has now. Containers and pods are known to the agent alone.
-///
-/// # Errors
-/// [`SelectError`] when what it matches cannot be limited.
-pub fn members(hierarchy: &Hierarchy, scope: &Scope) -> Result<Vec<String>, SelectError> {
-    let is_exe = matches!(scope, Scope::Select(s) if s.kind == SelectorKind::Exe);
-    let found = scan(hierarchy, "", is_exe).cgroups_of(scope)?;
-    Ok(outermost(found).into_iter().map(|found| found.cgroup).collect())
 }
 
 /// The numbers of devices by their names; `None`: there is none. One that the kernel does not tell of is

@@ -328,7 +328,8 @@ impl Spec {
     /// # Errors
     /// [`SpecError`].
     pub fn parse(file: &str, text: &str) -> Result<Spec, SpecError> {
-        let reader = Reader { file, text, limit: None };
+        let line_ends: Vec<_> = text.match_indices('\n').map(|(at, _)| at).collect();
+        let reader = Reader { file, line_ends: &line_ends, limit: None };
         let root = DeTable::parse(text).map_err(|e| {
             let span = e.span().unwrap_or(0..0);
             let message = e.message().lines().collect::<Vec<_>>().join(", ");
@@ -425,17 +426,17 @@ fn trees(tables: &[Value<'_>]) -> Trees {
     trees
 }
 
-/// Knows the text, to turn places into lines.
+/// Turns places of the text into lines.
 struct Reader<'a> {
     file: &'a str,
-    text: &'a str,
+    /// The places of line feeds.
+    line_ends: &'a [usize],
     limit: Option<String>,
 }
 
 impl Reader<'_> {
     fn line(&self, span: &Range<usize>) -> usize {
-        let before = self.text.as_bytes().iter().take(span.start);
-        1 + before.filter(|byte| **byte == b'\n').count()
+        1 + self.line_ends.partition_point(|end| *end < span.start)
     }
 
     fn at(&self, span: &Range<usize>, field: Option<&'static str>, problem: Problem) -> SpecError {

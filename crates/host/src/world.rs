@@ -114,8 +114,13 @@ impl World {
                 matching.map(|path| named(path)).collect()
             }
             SelectorKind::Unit | SelectorKind::Slice => {
-                let paths = self.cgroups.keys().filter(|path| is_unit(path));
-                paths.map(|path| named(path)).filter(|found| glob(value, &found.name)).collect()
+                // Of a thousand limits each looks at all cgroups.
+                let is_pattern = is_pattern(value);
+                let is_it = |path: &&String| {
+                    let name = path.rsplit('/').next().unwrap_or_default();
+                    (if is_pattern { glob(value, name) } else { value == name }) && is_unit(path)
+                };
+                self.cgroups.keys().filter(is_it).map(|path| named(path)).collect()
             }
             SelectorKind::User => {
                 let id = value.parse().ok().or_else(|| self.users.get(value).copied());
@@ -263,6 +268,10 @@ pub fn is_container(path: &str) -> bool {
 /// What stands before a container's id. Its monitor has a cgroup of its own.
 fn is_kind(kind: &str) -> bool {
     kind.is_empty() || kind.ends_with('-') && !kind.contains("conmon")
+}
+
+fn is_pattern(text: &str) -> bool {
+    text.contains(['*', '?', '['])
 }
 
 /// Whether a pattern is all of a text: `*` is any letters but `/`, `?` one, `[...]` one of some.

@@ -23,6 +23,7 @@ use tidegate_host::{
     family::FamilyError,
     host::{Host, LockedHost, present},
     plan::{Action, PlanError, State, Wanted, join, plan},
+    select,
     settings::{SchemeSetting, SettingsProblem, differences},
     spec::scope_of,
 };
@@ -79,7 +80,7 @@ fn found(host: &Host, scope: &Scope) -> Result<Result<(Scope, Vec<String>), Stri
     };
     let members = match &scope {
         Scope::Select(selector) if selector.kind != SelectorKind::Cgroup => {
-            let found = scan::members(host.hierarchy(), &scope);
+            let found = select::members(&scan::scan(host.hierarchy(), "", false), selector);
             let found = found.map_err(|e| UsageError(e.to_string()))?;
             if found.is_empty() {
                 return Ok(Err(absent::missing(&scope)));
