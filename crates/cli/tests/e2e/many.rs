@@ -6,7 +6,7 @@
 //! ```
 //!
 //! `TIDEGATE_LIMITS=10,100` says how many, `TIDEGATE_INSIDE=1` has them all inside one limit,
-//! `TIDEGATE_REST=SECONDS` says how long the agent is watched. The parts
+//! `TIDEGATE_UNITS=1` has each name a unit in place of a cgroup, `TIDEGATE_REST=SECONDS` says how long the agent is watched. The parts
 //! of the time are those of a second run under strace, which makes each system call slower: read them as
 //! parts.
 
@@ -33,6 +33,7 @@ use tidegate_sys::{
 };
 
 use crate::{
+    agent::Slice,
     common::{Guard, Objects, Place, signal, wait_within},
     need_root,
 };
@@ -125,14 +126,18 @@ fn parts(trace: &Path) -> BTreeMap<String, (f64, u32)> {
 }
 
 /// Limits on cgroups of their own, as one file; inside one on the cgroup above, if there is one.
-fn file_of(groups: &[Cgroup], above: Option<&Cgroup>) -> String {
+fn file_of(groups: &[Cgroup], above: Option<&Cgroup>, are_units: bool) -> String {
     let mut text = String::new();
     let mut limit = |name: &str, group: &Cgroup, more: &str| {
+        let unit = group.path().rsplit('/').next().filter(|_| are_units);
+        let scope = match unit {
+            Some(unit) => format!("unit = \"{unit}\""),
+            None => format!("cgroup = \"{}\"", group.path()),
+        };
         let _ = writeln!(
             text,
-            "[[limit]]\nname = \"{name}\"\nscope = {{ cgroup = \"{}\" }}\negress = \"50mbit\"\n\
-             ingress = \"50mbit\"\n{more}",
-            group.path()
+            "[[limit]]\nname = \"{name}\"\nscope = {{ {scope} }}\negress = \"50mbit\"\n\
+             ingress = \"50mbit\"\n{more}"
         );
     };
     if let Some(above) = above {
@@ -154,9 +159,14 @@ fn timed(command: &mut Command) -> (Duration, Duration) {
 
 fn measure(count: usize, rest: Duration) {
     let place = Place::new();
-    let groups: Vec<_> = (0..count).map(|i| place.child(&format!("l{i}"))).collect();
+    let slice = number::<u8>("TIDEGATE_UNITS").map(|_| Slice::new(&place));
+    let make = |i| match &slice {
+        Some(slice) => slice.make(&format!("{}-{i}.service", slice.unique)),
+        None => place.child(&format!("l{i}")),
+    };
+    let groups: Vec<_> = (0..count).map(make).collect();
     let above = number::<u8>("TIDEGATE_INSIDE").map(|_| &place.group);
-    let file = place.file("limits.toml", &file_of(&groups, above));
+    let file = place.file("limits.toml", &file_of(&groups, above, slice.is_some()));
     let file = file.to_str().unwrap();
     let (all, cpu) = timed(place.tidegate().args(["apply", file]));
     let (number, bytes) = memory_of(&groups);
