@@ -9,14 +9,11 @@ use std::{
 };
 
 use bytemuck::{Pod, Zeroable};
-use libbpf_rs::{
-    OpenObject, libbpf_sys,
-    skel::{OpenSkel, SkelBuilder},
-};
+use libbpf_rs::{OpenObject, libbpf_sys};
 use tidegate_core::Rate;
 
 use crate::{
-    bpf::{load_error, quiet_libbpf},
+    bpf::{load_skel, open_skel},
     limit::LimitError,
     net::qdisc::Handle,
     skel,
@@ -58,10 +55,9 @@ struct Query {
 /// [`LimitError::Load`] when the kernel refuses the program, [`LimitError::NoQueue`] when there is no such
 /// qdisc.
 pub fn locate(ifindex: u32, handle: Handle, rate: Rate) -> Result<Backlog, LimitError> {
-    quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let open = skel::backlog::BacklogSkelBuilder::default().open(&mut storage);
-    let object = open.and_then(|open| open.load()).map_err(load_error("backlog"))?;
+    let open = open_skel::<skel::backlog::BacklogSkelBuilder>(&mut storage, "backlog")?;
+    let object = load_skel(open, "backlog")?;
     let handle = u32::from(handle.major) << 16 | u32::from(handle.minor);
     for _ in 0..SEARCHES_MAX {
         let mut query = Query { ifindex, handle, qdisc: 0, dev_queue: 0 };

@@ -4,12 +4,16 @@
 use std::{
     ffi::CStr,
     hash::{BuildHasher, Hasher, RandomState},
+    mem::MaybeUninit,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     panic::resume_unwind,
     thread::Builder,
 };
 
-use libbpf_rs::{AsRawLibbpf, MapCore, MapFlags, MapHandle, libbpf_sys};
+use libbpf_rs::{
+    AsRawLibbpf, MapCore, MapFlags, MapHandle, OpenObject, libbpf_sys,
+    skel::{OpenSkel, SkelBuilder},
+};
 
 use crate::{cgroup::Cgroup, kernel_types::KernelTypes, limit::LimitError, query};
 
@@ -31,17 +35,36 @@ pub(crate) fn map_error(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> L
     move |source| LimitError::Map { map, source }
 }
 
+/// Opens the object of a skeleton.
+pub(crate) fn open_skel<'a, B: SkelBuilder<'a> + Default>(
+    storage: &'a mut MaybeUninit<OpenObject>,
+    name: &'static str,
+) -> Result<B::Output, LimitError> {
+    quiet_libbpf();
+    B::default().open(storage).map_err(load_error(name))
+}
+
+/// Makes the maps of an object that is open, and loads its programs.
+pub(crate) fn load_skel<'a, O: OpenSkel<'a>>(
+    open: O,
+    name: &'static str,
+) -> Result<O::Output, LimitError> {
+    open.load().map_err(load_error(name))
+}
+
 /// Opens an object that is fitted by [`KernelTypes`]; the skeletons have no common type. Not for one that
 /// names a function of the kernel or is attached to one: libbpf finds those among all types.
 macro_rules! open_fitted {
     ($builder:ty, $storage:expr, $name:literal) => {{
+        $crate::bpf::quiet_libbpf();
         let mut builder = <$builder>::default();
         let types = $crate::kernel_types::KernelTypes::get();
         if let Some(types) = types {
             let refused = $crate::bpf::load_error($name);
             builder.obj_builder.btf_custom_path(&types.path).map_err(refused)?;
         }
-        let mut open = builder.open($storage).map_err($crate::bpf::load_error($name))?;
+        let mut open = libbpf_rs::skel::SkelBuilder::open(builder, $storage)
+            .map_err($crate::bpf::load_error($name))?;
         if let (Some(rodata), Some(types)) = (open.maps.rodata_data.as_deref_mut(), types) {
             rodata.type_numbers = types.cast_to;
         }
@@ -109,10 +132,7 @@ pub(crate) fn attach(
 }
 
 /// Makes the maps of an object, and its programs ready to be loaded.
-pub(crate) fn prepare(
-    object: &mut libbpf_rs::OpenObject,
-    name: &'static str,
-) -> Result<(), LimitError> {
+pub(crate) fn prepare(object: &mut OpenObject, name: &'static str) -> Result<(), LimitError> {
     // SAFETY: the object is open. libbpf goes on from here when it loads it.
     let ret = unsafe { libbpf_sys::bpf_object__prepare(object.as_libbpf_object().as_ptr()) };
     if ret < 0 {
@@ -217,7 +237,7 @@ impl ReadyProgram<'_> {
 /// Loads the programs of a prepared object (see [`prepare`]) that are to be loaded, by their names. libbpf
 /// loads one after the other, and the kernel checks each for tens of milliseconds: here each has a thread.
 pub(crate) fn load_at_once(
-    object: &libbpf_rs::OpenObject,
+    object: &OpenObject,
     name: &'static str,
 ) -> Result<Vec<(String, OwnedFd)>, LimitError> {
     // SAFETY: the object is open, and its programs live as long as it.

@@ -16,11 +16,10 @@ use std::{
 use bytemuck::{Pod, Zeroable, bytes_of, pod_read_unaligned};
 use libbpf_rs::{
     ErrorKind, Link, MapCore, MapFlags, MapHandle, OpenObject, RingBuffer, RingBufferBuilder,
-    skel::{OpenSkel, SkelBuilder},
 };
 
 use crate::{
-    bpf::{attach, load_error, map_error, quiet_libbpf},
+    bpf::{attach, load_skel, map_error, open_skel},
     cgroup::Cgroup,
     limit::LimitError,
     skel::{self, gate::GateSkel},
@@ -300,14 +299,12 @@ fn load<'a>(
     top_id: u64,
     settings: GateSettings,
 ) -> Result<GateSkel<'a>, LimitError> {
-    quiet_libbpf();
-    let open = skel::gate::GateSkelBuilder::default().open(storage);
-    let mut open = open.map_err(load_error(PROGRAM))?;
+    let mut open = open_skel::<skel::gate::GateSkelBuilder>(storage, PROGRAM)?;
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.top_id = top_id;
         rodata.deadline_ns = u64::try_from(settings.deadline.as_nanos()).unwrap_or(u64::MAX >> 1);
     }
-    open.load().map_err(load_error(PROGRAM))
+    load_skel(open, PROGRAM)
 }
 
 fn of_raw(event: RawEvent) -> CgroupEvent {

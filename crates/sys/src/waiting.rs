@@ -10,15 +10,12 @@ use std::{
 };
 
 use bytemuck::{Pod, Zeroable, bytes_of, pod_read_unaligned};
-use libbpf_rs::{
-    MapCore, MapFlags, OpenObject,
-    skel::{OpenSkel, SkelBuilder},
-};
+use libbpf_rs::{MapCore, MapFlags, OpenObject};
 use tidegate_core::waiting::Flow;
 
 use crate::{
     backlog::{Backlog, ask},
-    bpf::{load_error, map_error, quiet_libbpf},
+    bpf::{load_skel, map_error, open_skel},
     limit::LimitError,
     skel,
 };
@@ -90,10 +87,9 @@ struct Query {
 /// # Errors
 /// [`LimitError`] when the kernel refuses the program.
 pub fn look(backlog: &Backlog) -> Result<Option<Waiting>, LimitError> {
-    quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let open = skel::waiting::WaitingSkelBuilder::default().open(&mut storage);
-    let object = open.and_then(|open| open.load()).map_err(load_error(MAP))?;
+    let open = open_skel::<skel::waiting::WaitingSkelBuilder>(&mut storage, MAP)?;
+    let object = load_skel(open, MAP)?;
     let flows = &object.maps.waiting;
     let mut query = Query::zeroed();
     for _ in 0..LOOKS_MAX {

@@ -2,10 +2,7 @@
 
 use std::{io, mem::MaybeUninit, net::SocketAddr, os::fd::OwnedFd};
 
-use libbpf_rs::{
-    Iter, Link, MapCore, MapFlags, MapHandle, OpenObject,
-    skel::{OpenSkel, SkelBuilder},
-};
+use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, OpenObject};
 use tidegate_core::{Direction, Rate, fair_share::TARGET, prefixes::Prefixes, virtual_queue};
 
 use super::{
@@ -13,7 +10,7 @@ use super::{
     settings::Settings, slot_pool::SlotPool,
 };
 use crate::{
-    bpf::{load_error, lookup, map_error, reuse},
+    bpf::{load_error, load_skel, lookup, map_error, open_skel, reuse},
     cgroup::{Cgroup, Hierarchy},
     clock::{asleep_ns, boottime},
     exempt::{self, set_exempt},
@@ -294,8 +291,7 @@ impl LimitMaps {
         sockets: &MapHandle,
         adoption: Option<&MapHandle>,
     ) -> Result<skel::adopt::AdoptSkel<'a>, LimitError> {
-        let open = skel::adopt::AdoptSkelBuilder::default().open(storage);
-        let mut open = open.map_err(load_error("adopt"))?;
+        let mut open = open_skel::<skel::adopt::AdoptSkelBuilder>(storage, "adopt")?;
         reuse(&mut open.maps.limit, &self.limit)?;
         reuse(&mut open.maps.queues_of_limit, &self.queues)?;
         reuse(&mut open.maps.sockets_of_limit, sockets)?;
@@ -304,7 +300,7 @@ impl LimitMaps {
         if let Some(adoption) = adoption {
             reuse(&mut open.maps.adoption, adoption)?;
         }
-        open.load().map_err(load_error("adopt"))
+        load_skel(open, "adopt")
     }
 
     /// A cgroup has left the limit, and its links are gone. The kernel keeps the slot of a cgroup.

@@ -10,15 +10,12 @@ mod pins;
 use std::{mem::MaybeUninit, net::SocketAddr, path::Path};
 
 use bytemuck::{bytes_of, pod_read_unaligned};
-use libbpf_rs::{
-    MapCore, MapFlags, MapHandle, OpenObject, ProgramAttachType,
-    skel::{OpenSkel, SkelBuilder},
-};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, ProgramAttachType};
 use tidegate_core::{Direction, Nanos, Rate, dem, spring, wait};
 
 use crate::{
     backlog::Backlog,
-    bpf::{load_error, quiet_libbpf, reuse},
+    bpf::{load_error, load_skel, open_skel, reuse},
     device::{self, Hooked, Target},
     limit::{Lease, LimitError},
     query::Side,
@@ -181,9 +178,7 @@ fn load<'a>(
     direction: Direction,
     earlier: Option<&AcksMaps>,
 ) -> Result<skel::acks::AcksSkel<'a>, LimitError> {
-    quiet_libbpf();
-    let mut open =
-        skel::acks::AcksSkelBuilder::default().open(storage).map_err(load_error("acks"))?;
+    let mut open = open_skel::<skel::acks::AcksSkelBuilder>(storage, "acks")?;
     let side = |direction| match Side::of(direction, is_port) {
         Side::In => ProgramAttachType::TcxIngress,
         Side::Out => ProgramAttachType::TcxEgress,
@@ -197,7 +192,7 @@ fn load<'a>(
         reuse(&mut open.maps.counters, &maps.counters)?;
         reuse(&mut open.maps.flows, &maps.flows)?;
     }
-    open.load().map_err(load_error("acks"))
+    load_skel(open, "acks")
 }
 
 /// Loads the programs of a limit that is pinned in `dir` once more, with the maps that they have.

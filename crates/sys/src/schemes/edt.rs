@@ -3,14 +3,11 @@
 
 use std::{mem::MaybeUninit, path::Path};
 
-use libbpf_rs::{
-    MapHandle, OpenObject, ProgramMut,
-    skel::{OpenSkel, SkelBuilder},
-};
+use libbpf_rs::{MapHandle, OpenObject, ProgramMut, skel::OpenSkel};
 use tidegate_core::{Direction, Scope};
 
 use crate::{
-    bpf::{self, load_error, open_fitted, prepare, quiet_libbpf, random_seed, reuse},
+    bpf::{self, load_error, load_skel, open_fitted, prepare, random_seed, reuse},
     cgroup::{Cgroup, Hierarchy},
     device::{self, Target},
     exempt::set_exempt,
@@ -35,7 +32,6 @@ fn load<T>(
     work: Work<'_>,
     use_it: impl FnOnce(&ProgramMut<'_>) -> Result<T, LimitError>,
 ) -> Result<(LimitMaps, T), LimitError> {
-    quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
     let mut open = open_fitted!(skel::edt::EdtSkelBuilder, &mut storage, "edt");
     open.progs.edt_cgroup.set_autoload(place == Hook::Cgroup);
@@ -55,7 +51,7 @@ fn load<T>(
         reuse(&mut open.maps.counters, &maps.counters)?;
     }
     prepare(open.open_object_mut(), "edt")?;
-    let edt = open.load().map_err(load_error("edt"))?;
+    let edt = load_skel(open, "edt")?;
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("edt"));
     let maps = LimitMaps {
         exempt: exempts.then(|| handle(&edt.maps.exempt_prefixes)).transpose()?,

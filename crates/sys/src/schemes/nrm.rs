@@ -6,15 +6,10 @@
 
 use std::{mem::MaybeUninit, os::fd::OwnedFd, path::Path};
 
-use libbpf_rs::{
-    MapHandle, OpenMapMut, OpenObject,
-    skel::{OpenSkel, SkelBuilder},
-};
+use libbpf_rs::{MapHandle, OpenMapMut, OpenObject, skel::OpenSkel};
 
 use crate::{
-    bpf::{
-        load_at_once, load_error, made_map, open_fitted, prepare, quiet_libbpf, random_seed, reuse,
-    },
+    bpf::{load_at_once, load_error, made_map, open_fitted, prepare, random_seed, reuse},
     exempt::set_exempt,
     intf,
     limit::{LimitError, LimitMaps, LimitOptions, Loaded, ParentMaps, set_parent},
@@ -121,7 +116,6 @@ fn load<T>(
     sharing: Sharing<'_>,
     work: impl FnOnce(LimitMaps, Option<MapHandle>, ByLink) -> Result<T, LimitError>,
 ) -> Result<T, LimitError> {
-    quiet_libbpf();
     let mut storage = MaybeUninit::uninit();
     let mut nrm = open_nrm(&mut storage, &sharing)?;
     prepare(nrm.open_object_mut(), "nrm")?;

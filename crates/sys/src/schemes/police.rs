@@ -3,14 +3,11 @@
 
 use std::{mem::MaybeUninit, path::Path};
 
-use libbpf_rs::{
-    MapHandle, OpenObject,
-    skel::{OpenSkel, SkelBuilder},
-};
+use libbpf_rs::{MapHandle, OpenObject, skel::OpenSkel};
 use tidegate_core::{Direction, police::Hook};
 
 use crate::{
-    bpf::{self, load_error, open_fitted, prepare, quiet_libbpf, random_seed},
+    bpf::{self, load_error, load_skel, open_fitted, prepare, random_seed},
     cgroup::Hierarchy,
     device::{self, Target, XDP_PIN},
     exempt::set_exempt,
@@ -70,7 +67,6 @@ fn load_with<'a>(
     earlier: Option<&LimitMaps>,
     directions: &[Direction],
 ) -> Result<skel::police::PoliceSkel<'a>, LimitError> {
-    quiet_libbpf();
     let mut open = open_fitted!(skel::police::PoliceSkelBuilder, storage, "police");
     let programs = [&mut open.progs.police_egress, &mut open.progs.police_ingress];
     for (program, direction) in programs.into_iter().zip(BOTH) {
@@ -88,7 +84,7 @@ fn load_with<'a>(
         share!(open, earlier);
     }
     prepare(open.open_object_mut(), "police")?;
-    open.load().map_err(load_error("police"))
+    load_skel(open, "police")
 }
 
 /// The maps of loaded programs, with the limit in them.

@@ -5,14 +5,11 @@
 
 use std::{mem::MaybeUninit, path::Path};
 
-use libbpf_rs::{
-    MapCore, MapFlags, MapHandle, OpenObject, ProgramMut,
-    skel::{OpenSkel, SkelBuilder},
-};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, ProgramMut};
 use tidegate_core::{Bytes, Direction, Nanos, queue_options::ConfigError};
 
 use crate::{
-    bpf::{load_error, map_error, quiet_libbpf, reuse},
+    bpf::{load_error, load_skel, map_error, open_skel, reuse},
     cgroup::Hierarchy,
     clock::monotonic_ns,
     device::{self, Target},
@@ -104,8 +101,7 @@ fn load<'a>(
     limit: &intf::Limit,
     earlier: Option<&LimitMaps>,
 ) -> Result<skel::tbf::TbfSkel<'a>, LimitError> {
-    quiet_libbpf();
-    let mut open = skel::tbf::TbfSkelBuilder::default().open(storage).map_err(load_error("tbf"))?;
+    let mut open = open_skel::<skel::tbf::TbfSkelBuilder>(storage, "tbf")?;
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.direction_out = intf::index(limit.leaving()) as u32;
     }
@@ -114,7 +110,7 @@ fn load<'a>(
         reuse(&mut open.maps.queues_of_limit, &maps.queues)?;
         reuse(&mut open.maps.counters, &maps.counters)?;
     }
-    open.load().map_err(load_error("tbf"))
+    load_skel(open, "tbf")
 }
 
 /// Takes the qdisc off again.

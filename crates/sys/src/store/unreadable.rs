@@ -14,10 +14,7 @@ use std::{
     path::Path,
 };
 
-use libbpf_rs::{
-    Iter, Link, MapCore, MapHandle, Program,
-    skel::{OpenSkel, SkelBuilder},
-};
+use libbpf_rs::{Iter, Link, MapCore, MapHandle, Program};
 use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
 
 use super::{
@@ -29,7 +26,7 @@ use super::{
 };
 use crate::{
     attached::LimitId,
-    bpf::{load_error, quiet_libbpf},
+    bpf::{load_error, load_skel, open_skel},
     cgroup::Hierarchy,
     device::{CLSACT_MARK, XDP_PIN, is_program_pin},
     intf,
@@ -334,17 +331,14 @@ pub(crate) fn release_sockets(
     sockets: &MapHandle,
     namespaces: &[OwnedFd],
 ) -> Result<(), LimitError> {
-    quiet_libbpf();
     let mut storage = MaybeUninit::uninit();
-    let mut open = skel::release::ReleaseSkelBuilder::default()
-        .open(&mut storage)
-        .map_err(load_error("release"))?;
+    let mut open = open_skel::<skel::release::ReleaseSkelBuilder>(&mut storage, "release")?;
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.has_window = u8::from(sockets.value_size() >= WITH_WINDOW_BYTES);
     }
     let map = &mut open.maps.sockets_of_limit;
     map.reuse_fd(sockets.as_fd()).map_err(load_error("release"))?;
-    let object = open.load().map_err(load_error("release"))?;
+    let object = load_skel(open, "release")?;
     let link = object.progs.release.attach().map_err(load_error("release"))?;
     for namespace in namespaces {
         in_network_namespace(namespace, || {

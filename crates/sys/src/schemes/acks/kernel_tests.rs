@@ -141,9 +141,8 @@ struct Loaded<'a> {
 
 impl<'a> Loaded<'a> {
     fn new(storage: &'a mut MaybeUninit<OpenObject>) -> Loaded<'a> {
-        quiet_libbpf();
-        let open = skel::acks::AcksSkelBuilder::default().open(storage).unwrap();
-        Loaded { acks: open.load().unwrap() }
+        let open = open_skel::<skel::acks::AcksSkelBuilder>(storage, "acks").unwrap();
+        Loaded { acks: load_skel(open, "acks").unwrap() }
     }
 
     fn reset(&self, options: &AcksOptions, backlog: &Backlog) {

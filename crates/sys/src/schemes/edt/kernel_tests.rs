@@ -11,7 +11,7 @@ use tidegate_core::{
 };
 
 use super::*;
-use crate::{bpf::quiet_libbpf, clock::monotonic_ns};
+use crate::{bpf::open_skel, clock::monotonic_ns};
 
 /// `struct edt_class`.
 #[repr(C)]
@@ -198,10 +198,9 @@ fn root_edt_the_loaded_program_follows_the_table() {
         eprintln!("SKIP root_edt_the_loaded_program_follows_the_table: needs root");
         return;
     }
-    quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let open = skel::edt::EdtSkelBuilder::default().open(&mut storage).unwrap();
-    let edt = open.load().unwrap();
+    let open = open_skel::<skel::edt::EdtSkelBuilder>(&mut storage, "edt").unwrap();
+    let edt = load_skel(open, "edt").unwrap();
     let zero = 0u32.to_ne_bytes();
     for row in table() {
         let limit =
@@ -280,9 +279,9 @@ fn root_edt_a_class_follows_its_rate() {
         eprintln!("SKIP root_edt_a_class_follows_its_rate: needs root");
         return;
     }
-    quiet_libbpf();
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let edt = skel::edt::EdtSkelBuilder::default().open(&mut storage).unwrap().load().unwrap();
+    let open = open_skel::<skel::edt::EdtSkelBuilder>(&mut storage, "edt").unwrap();
+    let edt = load_skel(open, "edt").unwrap();
     let zero = 0u32.to_ne_bytes();
     // As much faster, the backlog before, and after.
     for (faster, before_s, after_s) in [(1, 100, 100), (10, 100, 10), (1000, 100, 0)] {

@@ -17,10 +17,7 @@ mod tree;
 
 use std::{fs, mem::MaybeUninit, path::Path};
 
-use libbpf_rs::{
-    MapCore, MapFlags, MapHandle, OpenObject, ProgramMut,
-    skel::{OpenSkel, SkelBuilder},
-};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, ProgramMut};
 use tidegate_core::{
     Bytes, Direction, Scope,
     htb::{self, Branch, ROOT_SLOT, SLOTS},
@@ -32,7 +29,7 @@ use slot::{Slot, device_of, ifb_name};
 
 use crate::{
     backlog::Backlog,
-    bpf::{load_error, lookup, map_error, quiet_libbpf, reuse},
+    bpf::{load_error, load_skel, lookup, map_error, open_skel, reuse},
     device::{self, Hooked, Target},
     intf,
     limit::{Handle, LimitError, LimitMaps},
@@ -137,7 +134,7 @@ impl Root {
     fn load(target: &Target, limit: &intf::Limit, ifb_ifindex: u32) -> Result<Root, LimitError> {
         let out = limit.leaving();
         let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-        let htb = open_root(&mut storage, limit)?.load().map_err(load_error("htb"))?;
+        let htb = load_skel(open_root(&mut storage, limit)?, "htb")?;
         let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("htb"));
         let maps = own_maps(&htb, limit)?;
         let mut programs: Vec<(_, &ProgramMut<'_>)> = Vec::new();
@@ -182,9 +179,8 @@ fn open_root<'a>(
     storage: &'a mut MaybeUninit<OpenObject>,
     limit: &intf::Limit,
 ) -> Result<OpenHtbSkel<'a>, LimitError> {
-    quiet_libbpf();
     let out = limit.leaving();
-    let mut open = skel::htb::HtbSkelBuilder::default().open(storage).map_err(load_error("htb"))?;
+    let mut open = open_skel::<skel::htb::HtbSkelBuilder>(storage, "htb")?;
     open.progs.htb_out.set_autoload(limit.rate(out).is_some());
     open.progs.htb_in.set_autoload(limit.rate(other(out)).is_some());
     open.progs.htb_stamp.set_autoload(false);
@@ -200,8 +196,7 @@ fn open_inside(
     storage: &mut MaybeUninit<OpenObject>,
     is_port: bool,
 ) -> Result<OpenHtbSkel<'_>, LimitError> {
-    quiet_libbpf();
-    let mut open = skel::htb::HtbSkelBuilder::default().open(storage).map_err(load_error("htb"))?;
+    let mut open = open_skel::<skel::htb::HtbSkelBuilder>(storage, "htb")?;
     open.progs.htb_out.set_autoload(false);
     open.progs.htb_in.set_autoload(false);
     open.progs.htb_stamp.set_autoload(is_port);
@@ -217,7 +212,7 @@ pub(crate) fn inside(
     port: Option<&Target>,
 ) -> Result<(LimitMaps, Hooked), LimitError> {
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let htb = open_inside(&mut storage, port.is_some())?.load().map_err(load_error("htb"))?;
+    let htb = load_skel(open_inside(&mut storage, port.is_some())?, "htb")?;
     let maps = own_maps(&htb, limit)?;
     let stamp = [(Direction::Egress, &htb.progs.htb_stamp as &ProgramMut<'_>)];
     let hooked = port.map(|target| device::attach(target, &stamp)).transpose()?;
@@ -436,7 +431,7 @@ impl Scheme for InTree {
         reuse(&mut open.maps.queues_of_limit, &maps.queues)?;
         reuse(&mut open.maps.counters, &maps.counters)?;
         if !is_root {
-            let htb = open.load().map_err(load_error("htb"))?;
+            let htb = load_skel(open, "htb")?;
             return successors(dir, &[(LINKS[0], &htb.progs.htb_stamp)]);
         }
         for (map, pin) in [
@@ -446,7 +441,7 @@ impl Scheme for InTree {
         ] {
             reuse(map, &MapHandle::from_pinned_path(dir.join(pin)).map_err(map_error(pin))?)?;
         }
-        let htb = open.load().map_err(load_error("htb"))?;
+        let htb = load_skel(open, "htb")?;
         let out = limit.leaving();
         let link = |direction| LINKS[intf::index(direction)];
         let mut all = Vec::new();

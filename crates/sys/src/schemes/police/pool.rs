@@ -3,10 +3,7 @@
 
 use std::{mem::MaybeUninit, path::Path};
 
-use libbpf_rs::{
-    MapCore, MapFlags, MapHandle, MapType, OpenMapMut,
-    skel::{OpenSkel, SkelBuilder},
-};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, OpenMapMut, OpenObject};
 use tidegate_core::{
     Direction,
     prefixes::{Prefix, Prefixes},
@@ -14,7 +11,7 @@ use tidegate_core::{
 
 use super::place::{Place, create, holder, inner, key, keys, put_inner};
 use crate::{
-    bpf::{load_error, map_error, quiet_libbpf, reuse},
+    bpf::{load_error, load_skel, map_error, open_skel, reuse},
     device::{self, Hooked, Target},
     intf::{self, CHUNK},
     limit::{LimitError, LimitMaps, settings::Settings},
@@ -152,15 +149,12 @@ impl MapPool {
 }
 
 pub(super) fn load<'a>(
-    storage: &'a mut MaybeUninit<libbpf_rs::OpenObject>,
+    storage: &'a mut MaybeUninit<OpenObject>,
     is_port: bool,
     earlier: Option<&MapPool>,
 ) -> Result<skel::police_match::PoliceMatchSkel<'a>, LimitError> {
     const PROGRAM: &str = "police_match";
-    quiet_libbpf();
-    let mut open = skel::police_match::PoliceMatchSkelBuilder::default()
-        .open(storage)
-        .map_err(load_error(PROGRAM))?;
+    let mut open = open_skel::<skel::police_match::PoliceMatchSkelBuilder>(storage, PROGRAM)?;
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.is_port = u8::from(is_port);
     }
@@ -177,7 +171,7 @@ pub(super) fn load<'a>(
             reuse(map, with)?;
         }
     }
-    open.load().map_err(load_error(PROGRAM))
+    load_skel(open, PROGRAM)
 }
 
 pub(super) fn maps_of(

@@ -5,13 +5,10 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-use libbpf_rs::{
-    OpenObject,
-    skel::{OpenSkel, SkelBuilder},
-};
+use libbpf_rs::OpenObject;
 
 use crate::{
-    bpf::{load_error, quiet_libbpf, random_seed},
+    bpf::{load_skel, open_skel, random_seed},
     device::Target,
     exempt::set_exempt,
     limit::{LimitError, LimitMaps},
@@ -24,16 +21,13 @@ pub(crate) fn load<'a>(
     maps: &LimitMaps,
 ) -> Result<skel::police_xdp::PoliceXdpSkel<'a>, LimitError> {
     const PROGRAM: &str = "police_xdp";
-    quiet_libbpf();
-    let mut open = skel::police_xdp::PoliceXdpSkelBuilder::default()
-        .open(storage)
-        .map_err(load_error(PROGRAM))?;
+    let mut open = open_skel::<skel::police_xdp::PoliceXdpSkelBuilder>(storage, PROGRAM)?;
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.flow_seed = random_seed();
     }
     set_exempt!(open, maps.exempt.is_some(), maps.exempt.as_ref(), "police_xdp");
     share!(open, maps);
-    open.load().map_err(load_error(PROGRAM))
+    load_skel(open, PROGRAM)
 }
 
 /// Puts the program on a device that has no other, in the driver if it can, else in the stack. It stays as
