@@ -84,7 +84,7 @@ pub enum Trees {
 const NONE: &[Direction] = &[];
 const EGRESS: &[Direction] = &[Direction::Egress];
 const INGRESS: &[Direction] = &[Direction::Ingress];
-const BOTH: &[Direction] = &[Direction::Egress, Direction::Ingress];
+const BOTH: &[Direction] = &Direction::BOTH;
 
 /// Every scheme of this version, in the order of [`Scheme`].
 pub static SCHEMES: [SchemeInfo; 9] = [
@@ -407,9 +407,10 @@ mod tests {
             assert_eq!(info.scopes.contains("cgroups"), on_cgroups, "{}", info.name);
             assert_eq!(info.scopes.contains("devices"), !info.devices.is_empty(), "{}", info.name);
             assert_eq!(info.scopes.contains("ports"), !info.ports.is_empty(), "{}", info.name);
-            for (direction, field) in BOTH.iter().zip(["egress", "ingress"]) {
+            for direction in BOTH {
                 let columns = [info.cgroups, info.devices, info.ports];
                 let limits = columns.iter().any(|column| column.contains(direction));
+                let field = direction.name();
                 assert_eq!(info.has(field), limits, "{}: {field}", info.name);
             }
         }

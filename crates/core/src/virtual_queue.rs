@@ -56,6 +56,23 @@ pub enum Direction {
     Ingress,
 }
 
+impl Direction {
+    /// Egress first.
+    pub const BOTH: [Direction; 2] = [Direction::Egress, Direction::Ingress];
+
+    /// The one of what comes back.
+    #[must_use]
+    pub fn other(self) -> Direction {
+        if self == Direction::Egress { Direction::Ingress } else { Direction::Egress }
+    }
+
+    /// As users write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        if self == Direction::Egress { "egress" } else { "ingress" }
+    }
+}
+
 /// The properties of a packet for the virtual queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet {

@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use tidegate_core::{Direction, Rate, queue_options::VirtualQueueOptions};
-use tidegate_sys::limit::LimitOptions;
+use tidegate_core::{Direction, Rate};
 
 use super::backend::Place;
 use tidegate_host::{
@@ -12,21 +11,6 @@ use tidegate_host::{
     plan::{Action, Plan, Present, Wanted},
     spec::Spec,
 };
-
-#[must_use]
-pub fn queue(options: &LimitOptions, direction: Direction) -> Option<&VirtualQueueOptions> {
-    match direction {
-        Direction::Egress => options.egress.as_ref(),
-        Direction::Ingress => options.ingress.as_ref(),
-    }
-}
-
-fn queue_mut(options: &mut LimitOptions, direction: Direction) -> Option<&mut VirtualQueueOptions> {
-    match direction {
-        Direction::Egress => options.egress.as_mut(),
-        Direction::Ingress => options.ingress.as_mut(),
-    }
-}
 
 /// The wanted limits of a spec, those of groups with the rate that they have. One that is new starts with its
 /// part of what a host may use that hears of nobody.
@@ -37,8 +21,8 @@ pub fn kept(spec: &Spec, present: &[Present], wanted: &[Wanted]) -> Vec<Wanted> 
         let alone = group.alone_bit_s() / group.members.len().max(1) as u64;
         for limit in wanted.iter_mut().filter(|limit| group.members.contains(&limit.name)) {
             let is = present.iter().find(|is| is.name == limit.name);
-            let is = is.and_then(|is| Some(queue(&is.options, group.direction)?.rate));
-            let Some(queue) = queue_mut(&mut limit.options, group.direction) else { continue };
+            let is = is.and_then(|is| Some(is.options.queue(group.direction)?.rate));
+            let Some(queue) = limit.options.queue_mut(group.direction) else { continue };
             let rate = is.or_else(|| Rate::from_bit_s(alone)).unwrap_or(queue.rate);
             queue.rate = rate.min(queue.rate);
         }
@@ -68,7 +52,7 @@ pub fn begin_alone(spec: &Spec, plan: &mut Plan) {
                 continue;
             }
             for options in options {
-                if let Some(queue) = queue_mut(options, group.direction) {
+                if let Some(queue) = options.queue_mut(group.direction) {
                     queue.rate = queue.rate.min(alone);
                 }
             }
@@ -81,7 +65,7 @@ pub fn begin_alone(spec: &Spec, plan: &mut Plan) {
 pub fn with_ceilings(spec: &Spec) -> Vec<(GroupSpec, Vec<Rate>)> {
     let rate = |group: &GroupSpec, name: &String| {
         let limit = spec.limits.iter().find(|limit| limit.name == *name)?;
-        Some(queue(&limit.options, group.direction)?.rate)
+        Some(limit.options.queue(group.direction)?.rate)
     };
     // A spec that was parsed has a rate for each.
     let of = |group: &GroupSpec| {
@@ -96,11 +80,11 @@ pub fn with_ceilings(spec: &Spec) -> Vec<(GroupSpec, Vec<Rate>)> {
 pub fn of_no_group(spec: &Spec) -> BTreeMap<Place, Rate> {
     let mut own = BTreeMap::new();
     for limit in &spec.limits {
-        for direction in [Direction::Egress, Direction::Ingress] {
+        for direction in Direction::BOTH {
             let is_in = |group: &GroupSpec| {
                 group.direction == direction && group.members.contains(&limit.name)
             };
-            if let Some(queue) = queue(&limit.options, direction)
+            if let Some(queue) = limit.options.queue(direction)
                 && !spec.groups.iter().any(is_in)
             {
                 let place = Place { limit: limit.name.clone(), direction };
@@ -114,6 +98,8 @@ pub fn of_no_group(spec: &Spec) -> BTreeMap<Place, Rate> {
 #[cfg(test)]
 mod tests {
     use tidegate_core::Scope;
+
+    use tidegate_sys::limit::LimitOptions;
 
     use super::*;
     use tidegate_host::plan::{State, plan};

@@ -369,23 +369,14 @@ fn can_keep(above: &Member, sum: u64, guarantee: Rate) -> Result<(), FamilyProbl
 /// Gives a limit the directions of its parent.
 fn conform(limit: &mut Member, above: &Member) -> Result<(), (&'static str, FamilyProblem)> {
     let free = crate::settings::inside_another();
-    for direction in [Direction::Egress, Direction::Ingress] {
-        let (theirs, ours, asked, default, direction) = match direction {
-            Direction::Egress => (
-                above.options.egress,
-                &mut limit.options.egress,
-                limit.asked.egress,
-                free.egress,
-                "egress",
-            ),
-            Direction::Ingress => (
-                above.options.ingress,
-                &mut limit.options.ingress,
-                limit.asked.ingress,
-                free.ingress,
-                "ingress",
-            ),
+    for direction in Direction::BOTH {
+        let asked = match direction {
+            Direction::Egress => limit.asked.egress,
+            Direction::Ingress => limit.asked.ingress,
         };
+        let (theirs, default) = (above.options.queue(direction), free.queue(direction));
+        let ours = limit.options.queue_mut(direction);
+        let direction = direction.name();
         let is_htb = above.options.scheme == Scheme::Htb;
         match (theirs, ours.is_some()) {
             _ if is_htb && direction == "ingress" => {

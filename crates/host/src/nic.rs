@@ -186,7 +186,7 @@ impl NicSpec {
             (limit.leads_to(direction) == to).then(|| limit.direction(direction)).flatten()
         };
         self.limits.iter().flat_map(move |limit| {
-            let both = [Direction::Egress, Direction::Ingress];
+            let both = Direction::BOTH;
             both.into_iter()
                 .filter_map(move |direction| Some((limit, direction, each(limit, direction)?)))
         })

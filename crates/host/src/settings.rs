@@ -495,10 +495,9 @@ impl Patch {
         let drop = self.drop.or(base.drop).filter(|_| has("drop"));
         let burst = self.burst.or(self.police.cbs).or(base.burst);
         let queue = VirtualQueueOptions { rate, burst, mark, drop, kind };
-        let field = match direction {
-            _ if self.ceiling.is_some() => "ceiling",
-            Direction::Egress => "egress",
-            Direction::Ingress => "ingress",
+        let field = match self.ceiling {
+            Some(_) => "ceiling",
+            None => direction.name(),
         };
         queue.config().map_err(|e| {
             let field = match &e {

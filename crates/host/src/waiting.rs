@@ -14,9 +14,6 @@ use tidegate_sys::{
 
 use crate::{explain::flow::Flow, host, plan::State};
 
-const DIRECTIONS: [(Direction, &str); 2] =
-    [(Direction::Egress, "egress"), (Direction::Ingress, "ingress")];
-
 /// The queues of a limit; none of a direction that is not limited, or of which nobody can tell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Queues {
@@ -128,7 +125,7 @@ pub fn passing(limits: &[PinnedLimit], flow: &Flow) -> Result<Vec<Passing>, Limi
         if !scheme.info().has_qdisc || present.state != State::InForce {
             continue;
         }
-        for (direction, name) in DIRECTIONS {
+        for direction in Direction::BOTH {
             if pinned.limit.rate(direction).is_none() {
                 continue;
             }
@@ -145,7 +142,7 @@ pub fn passing(limits: &[PinnedLimit], flow: &Flow) -> Result<Vec<Passing>, Limi
                 limit: present.name.clone(),
                 scope: present.scope.clone(),
                 scheme: scheme.name(),
-                direction: name,
+                direction: direction.name(),
                 queue,
             }));
         }

@@ -334,9 +334,6 @@ fn filter_is(ifindex: u32, side: Side, priority: u32, program: BorrowedFd<'_>) -
     wanted.is_some() && hook(program, ifindex, side, priority).query().ok() == wanted
 }
 
-pub(crate) const DIRECTION_NAMES: [(Direction, &str); 2] =
-    [(Direction::Egress, "egress"), (Direction::Ingress, "ingress")];
-
 /// The programs of others that meet packets on a side of a device before the first of `ours` there does: tcx
 /// programs before a link, and before a filter of clsact all of tcx and the filters of lower priority.
 pub(crate) fn programs_before(ifindex: u32, side: Side, ours: &BTreeSet<u32>) -> Vec<u32> {

@@ -1,6 +1,6 @@
 //! A node as status.
 
-use tidegate_core::{Direction, Nanos};
+use tidegate_core::Nanos;
 
 use super::{GroupBackend, Node, State, Storage};
 use crate::{
@@ -102,10 +102,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         GroupStatus {
             name: spec.name.clone(),
             algorithm: spec.algorithm.name().to_owned(),
-            direction: match spec.direction {
-                Direction::Egress => "egress".to_owned(),
-                Direction::Ingress => "ingress".to_owned(),
-            },
+            direction: spec.direction.name().to_owned(),
             rate_bit_s: spec.rate.bit_s(),
             state: name_of(group.state(now)).to_owned(),
             share_bit_s: group.part_bit_s(now),

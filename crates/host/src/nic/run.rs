@@ -342,9 +342,9 @@ impl RunningNic {
 fn changes(from: &NicSpec, to: &NicSpec) -> Vec<String> {
     let all = |spec: &NicSpec| {
         let limits = spec.limits.iter().flat_map(|limit| {
-            [("egress", Direction::Egress), ("ingress", Direction::Ingress)].map(
-                |(word, direction)| (format!("{} {word}", limit.name), limit.direction(direction)),
-            )
+            Direction::BOTH.map(|direction| {
+                (format!("{} {}", limit.name, direction.name()), limit.direction(direction))
+            })
         });
         limits.collect::<Vec<_>>()
     };

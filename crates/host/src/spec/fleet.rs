@@ -443,11 +443,8 @@ impl Reader<'_> {
                 let Some(limit) = limits.iter().find(|limit| limit.name == *name) else {
                     return refuse(FleetError::NoLimit(name.clone()));
                 };
-                let (queue, direction) = match spec.direction {
-                    Direction::Egress => (limit.options.egress, "egress"),
-                    Direction::Ingress => (limit.options.ingress, "ingress"),
-                };
-                if queue.is_none() {
+                if limit.options.queue(spec.direction).is_none() {
+                    let direction = spec.direction.name();
                     return refuse(FleetError::NoDirection { limit: name.clone(), direction });
                 }
                 let has = |other: &&GroupSpec| {

@@ -147,10 +147,9 @@ impl LimitMaps {
         options: &LimitOptions,
     ) -> Result<(), LimitError> {
         let (Some(class), theirs) = (options.class, parent.limit()?) else { return Ok(()) };
-        for (direction, queue) in
-            [(Direction::Egress, options.egress), (Direction::Ingress, options.ingress)]
-        {
-            let (Some(queue), Some(rate)) = (queue, theirs.rate(direction)) else { continue };
+        for direction in Direction::BOTH {
+            let (queue, rate) = (options.queue(direction), theirs.rate(direction));
+            let (Some(queue), Some(rate)) = (queue, rate) else { continue };
             let index = intf::index(direction);
             let above: intf::Queue = lookup(&parent.queues, "queues", parent.queue_key(index))?;
             let rate =

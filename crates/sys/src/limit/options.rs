@@ -62,6 +62,23 @@ impl Default for LimitOptions {
 }
 
 impl LimitOptions {
+    /// The queue of a direction; `None` if that is free.
+    #[must_use]
+    pub fn queue(&self, direction: Direction) -> Option<VirtualQueueOptions> {
+        match direction {
+            Direction::Egress => self.egress,
+            Direction::Ingress => self.ingress,
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn queue_mut(&mut self, direction: Direction) -> &mut Option<VirtualQueueOptions> {
+        match direction {
+            Direction::Egress => &mut self.egress,
+            Direction::Ingress => &mut self.ingress,
+        }
+    }
+
     /// As it lies in the map. Prefixes lie elsewhere.
     ///
     /// # Errors
@@ -91,10 +108,8 @@ impl LimitOptions {
         ] {
             limit.flags |= if is_set { flag } else { 0 };
         }
-        for (direction, queue) in
-            [(Direction::Egress, self.egress), (Direction::Ingress, self.ingress)]
-        {
-            if let Some(mut options) = queue {
+        for direction in Direction::BOTH {
+            if let Some(mut options) = self.queue(direction) {
                 options.kind = self.scheme.queue(direction);
                 limit.queue[intf::index(direction)] = options.config()?.into();
                 limit.rate_bit_s[intf::index(direction)] = options.rate.bit_s();

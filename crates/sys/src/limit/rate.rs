@@ -37,11 +37,7 @@ impl intf::Entry {
     /// The same with another rate; `None` if the direction is free.
     fn at_rate(&self, direction: Direction, rate: Rate) -> Result<Option<intf::Entry>, LimitError> {
         let mut options = LimitOptions::from(self);
-        let queue = match direction {
-            Direction::Egress => &mut options.egress,
-            Direction::Ingress => &mut options.ingress,
-        };
-        let Some(queue) = queue else { return Ok(None) };
+        let Some(queue) = options.queue_mut(direction) else { return Ok(None) };
         let mut limit = *self;
         if queue.rate == rate {
             return Ok(Some(limit));
@@ -60,7 +56,7 @@ impl Settings {
     /// As they are at a time of `CLOCK_BOOTTIME`: what has ended is over.
     fn at(&self, now: Nanos) -> intf::Entry {
         let mut limit = self.limit;
-        for direction in [Direction::Egress, Direction::Ingress] {
+        for direction in Direction::BOTH {
             let i = intf::index(direction);
             if limit.until_ns[i] != 0 && limit.until(direction) <= now {
                 limit.take_rate(direction, &self.then[i]);
@@ -110,7 +106,7 @@ impl LimitMaps {
     pub(crate) fn keep_leases(&self, limit: intf::Entry) -> Result<Settings, LimitError> {
         let mut settings = Settings::from(limit);
         settings.limit.until_ns = [0; 2];
-        for direction in [Direction::Egress, Direction::Ingress] {
+        for direction in Direction::BOTH {
             let (Some(lease), Some(rate)) = (self.lease(direction)?, limit.rate(direction)) else {
                 continue;
             };

@@ -145,7 +145,6 @@ pub fn attach(
 ) -> Result<AttachedAcks, LimitError> {
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
     let acks = load(&mut storage, target.is_port(), direction, None)?;
-    let back = other(direction);
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("acks"));
     let maps = AcksMaps {
         limits: handle(&acks.maps.limits)?,
@@ -158,17 +157,10 @@ pub fn attach(
     maps.states.update(&KEY, bytes_of(&state), MapFlags::ANY).map_err(of_map("states"))?;
     maps.set(options)?;
     maps.set_backlog(backlog)?;
-    let programs = [(direction, &acks.progs.acks_data), (back, &acks.progs.acks_back)];
+    let programs = [(direction, &acks.progs.acks_data), (direction.other(), &acks.progs.acks_back)];
     // What sends packets elsewhere must not come before.
     let hooked = device::attach_before(target, direction, &programs)?;
     Ok(AttachedAcks { maps, hooked })
-}
-
-fn other(direction: Direction) -> Direction {
-    match direction {
-        Direction::Egress => Direction::Ingress,
-        Direction::Ingress => Direction::Egress,
-    }
 }
 
 /// Loads the programs, with maps that are there if there are some.
@@ -184,7 +176,7 @@ fn load<'a>(
         Side::Out => ProgramAttachType::TcxEgress,
     };
     open.progs.acks_data.set_attach_type(side(direction));
-    open.progs.acks_back.set_attach_type(side(other(direction)));
+    open.progs.acks_back.set_attach_type(side(direction.other()));
     if let Some(maps) = earlier {
         reuse(&mut open.maps.limits, &maps.limits)?;
         reuse(&mut open.maps.states, &maps.states)?;
@@ -204,10 +196,9 @@ pub(crate) fn reload(dir: &Path, limit: &crate::intf::Limit) -> Result<Vec<Succe
         let is_port = limit.flags & crate::intf::FLAG_PORT != 0;
         let mut storage = MaybeUninit::uninit();
         let acks = load(&mut storage, is_port, direction, Some(&maps))?;
-        let mut programs = [(LINKS[0], &acks.progs.acks_data), (LINKS[1], &acks.progs.acks_back)];
-        if direction == Direction::Ingress {
-            programs = [(LINKS[1], &acks.progs.acks_data), (LINKS[0], &acks.progs.acks_back)];
-        }
+        let link = |direction| LINKS[crate::intf::index(direction)];
+        let (data, back) = (&acks.progs.acks_data, &acks.progs.acks_back);
+        let programs = [(link(direction), data), (link(direction.other()), back)];
         all.extend(successors(&dir, &programs)?);
     }
     Ok(all)

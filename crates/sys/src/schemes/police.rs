@@ -47,16 +47,13 @@ enum AttachPoint {
     Port,
 }
 
-/// Both directions, in the order of [`LINKS`].
-const BOTH: [Direction; 2] = [Direction::Egress, Direction::Ingress];
-
 /// Loads the programs of one place.
 fn load(
     storage: &mut MaybeUninit<OpenObject>,
     at: AttachPoint,
     exempts: bool,
 ) -> Result<skel::police::PoliceSkel<'_>, LimitError> {
-    load_with(storage, at, exempts, None, &BOTH)
+    load_with(storage, at, exempts, None, &Direction::BOTH)
 }
 
 /// The same with the maps of a limit that is there, or of some directions of a cgroup.
@@ -69,7 +66,7 @@ fn load_with<'a>(
 ) -> Result<skel::police::PoliceSkel<'a>, LimitError> {
     let mut open = open_fitted!(skel::police::PoliceSkelBuilder, storage, "police");
     let programs = [&mut open.progs.police_egress, &mut open.progs.police_ingress];
-    for (program, direction) in programs.into_iter().zip(BOTH) {
+    for (program, direction) in programs.into_iter().zip(Direction::BOTH) {
         program.set_autoload(at == AttachPoint::Cgroup && directions.contains(&direction));
     }
     for program in [&mut open.progs.police_out, &mut open.progs.police_in] {
@@ -134,10 +131,10 @@ impl Scheme for Police {
         programs: Programs,
     ) -> Result<Loaded, LimitError> {
         let limit = options.encode(cgroup_id)?;
-        let limited = [options.egress.is_some(), options.ingress.is_some()];
-        let needed = BOTH.into_iter().zip(limited);
-        let needed = needed.filter(|(_, is_limited)| programs == Programs::All || *is_limited);
-        let directions: Vec<_> = needed.map(|(direction, _)| direction).collect();
+        let is_needed = |direction: &Direction| {
+            programs == Programs::All || options.queue(*direction).is_some()
+        };
+        let directions: Vec<_> = Direction::BOTH.into_iter().filter(is_needed).collect();
         let mut storage = MaybeUninit::uninit();
         let exempts = !options.exempt.is_empty();
         let police = load_with(&mut storage, AttachPoint::Cgroup, exempts, None, &directions)?;
@@ -171,8 +168,9 @@ impl Scheme for Police {
         // First: it may be refused.
         let in_xdp = options.police.hook == Hook::Xdp;
         let xdp = in_xdp.then(|| xdp::attach(target, &maps)).transpose()?;
-        let directions =
-            BOTH.into_iter().filter(|direction| !in_xdp || *direction == Direction::Egress);
+        let directions = Direction::BOTH
+            .into_iter()
+            .filter(|direction| !in_xdp || *direction == Direction::Egress);
         let hooked = attach(target, &police, directions)?;
         Ok(AttachedLimit { xdp, ..AttachedLimit::on_device(maps, hooked) })
     }
@@ -190,7 +188,8 @@ impl Scheme for Police {
             _ => AttachPoint::Device,
         };
         let mut storage = MaybeUninit::uninit();
-        let police = load_with(&mut storage, at, maps.exempt.is_some(), Some(maps), &BOTH)?;
+        let police =
+            load_with(&mut storage, at, maps.exempt.is_some(), Some(maps), &Direction::BOTH)?;
         let programs = &police.progs;
         let program = |direction| match Side::of(direction, is_port) {
             _ if at == AttachPoint::Cgroup && direction == Direction::Egress => {
@@ -231,7 +230,8 @@ pub(crate) fn attach_ingress(
 ) -> Result<device::Hooked, LimitError> {
     let mut storage = MaybeUninit::uninit();
     let exempts = limit.exempt.is_some();
-    let police = load_with(&mut storage, AttachPoint::Device, exempts, Some(limit), &BOTH)?;
+    let police =
+        load_with(&mut storage, AttachPoint::Device, exempts, Some(limit), &Direction::BOTH)?;
     attach(target, &police, [Direction::Ingress].into_iter())
 }
 

@@ -8,6 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use tidegate_core::Direction;
+
 use super::{PinnedLimit, Store, StoreLock, unreadable::programs_in};
 use crate::{
     device, intf,
@@ -41,7 +43,7 @@ impl PinnedLimit {
         let ours = programs_in(&self.hooks, 0);
         let is_port = self.limit.flags & intf::FLAG_PORT != 0;
         let mut found = Vec::new();
-        for (direction, name) in device::DIRECTION_NAMES {
+        for direction in Direction::BOTH {
             if self.limit.rate(direction).is_none() {
                 continue;
             }
@@ -50,7 +52,7 @@ impl PinnedLimit {
             found.extend(before.into_iter().map(|id| Before {
                 id,
                 name: query::program_name(id).unwrap_or_default(),
-                direction: name,
+                direction: direction.name(),
             }));
         }
         found

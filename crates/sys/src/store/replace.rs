@@ -90,7 +90,7 @@ impl Store {
     fn counted_in(&self, hierarchy: &Hierarchy, entry: &str) -> Carried {
         let readable = self.open_at(hierarchy, entry).ok().and_then(|limit| {
             let mut readings = [Reading::default(); DIRECTIONS];
-            for direction in [Direction::Egress, Direction::Ingress] {
+            for direction in Direction::BOTH {
                 readings[intf::index(direction)] = limit.maps.read(direction).ok()?;
             }
             Some(Carried::of_readings(&readings))

@@ -102,21 +102,18 @@ pub fn remove(dir: &Path, limit: &intf::Limit) -> Result<(), StoreError> {
 }
 
 /// The directories of a limit's programs, in that of the limit.
-const DIRS: [(Direction, &str); 2] =
-    [(Direction::Egress, "acks_egress"), (Direction::Ingress, "acks_ingress")];
+const DIRS: [&str; 2] = ["acks_egress", "acks_ingress"];
 
 /// The directory of the programs of a direction of the limit in `dir`.
 pub(crate) fn dir_of(dir: &Path, direction: Direction) -> PathBuf {
-    let name = DIRS.iter().find(|(of, _)| *of == direction).map_or("", |(_, name)| *name);
-    dir.join(name)
+    dir.join(DIRS[intf::index(direction)])
 }
 
 /// The directions of a limit in which ACKs are acted on.
 pub(super) fn directions(limit: &intf::Limit) -> impl Iterator<Item = Direction> {
     let acts = matches!(limit.scheme(), Scheme::Dem | Scheme::Spring);
-    DIRS.into_iter()
-        .map(|(direction, _)| direction)
-        .filter(move |direction| acts && limit.rate_bit_s[intf::index(*direction)] != 0)
+    let limited = Direction::BOTH.into_iter().filter(|direction| limit.rate(*direction).is_some());
+    limited.filter(move |_| acts)
 }
 
 /// Puts the programs of a limit that has none on its device, pinned in its directory.
@@ -157,7 +154,7 @@ pub(crate) fn change(
 /// Takes all of a limit's off again, as far as that can be done.
 pub(crate) fn take_off(dir: &Path, limit: &intf::Limit) {
     // A clsact that came with the first goes when all others are off.
-    for (direction, _) in DIRS.into_iter().rev() {
+    for direction in Direction::BOTH.into_iter().rev() {
         let dir = dir_of(dir, direction);
         if dir.exists() {
             let _ = remove(&dir, limit);

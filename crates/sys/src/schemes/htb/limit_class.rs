@@ -98,7 +98,7 @@ impl LimitClass {
 
     fn is_taken_here(&self) -> bool {
         let Ok(mut netlink) = Netlink::open() else { return false };
-        [Direction::Egress, Direction::Ingress].into_iter().all(|direction| {
+        Direction::BOTH.into_iter().all(|direction| {
             match device_of(&mut netlink, &self.root, direction) {
                 Ok(None) => true,
                 Ok(Some(ifindex)) => {

@@ -72,13 +72,6 @@ impl Member {
     }
 }
 
-fn other(direction: Direction) -> Direction {
-    match direction {
-        Direction::Egress => Direction::Ingress,
-        Direction::Ingress => Direction::Egress,
-    }
-}
-
 /// The index of the device that an ifb device of this name serves.
 pub(crate) fn served_by(ifb: &str) -> Option<u32> {
     let ifindex = ifb.strip_prefix("tgifb")?.parse().ok()?;
@@ -113,7 +106,7 @@ impl Root {
             undo.arm(limit, remove_qdiscs);
         }
         let mut ifb_ifindex = 0;
-        if limit.rate(other(out)).is_some() {
+        if limit.rate(out.other()).is_some() {
             let name = ifb_name(ifindex);
             // One that a process which died has left.
             remove_ifb(&mut netlink, ifindex);
@@ -144,7 +137,7 @@ impl Root {
         let mut hooked = device::attach(target, &programs)?;
         if ifb_ifindex != 0 {
             let program = &htb.progs.htb_in;
-            device::attach_redirecting(target, other(out), program, ifb_ifindex, &mut hooked)?;
+            device::attach_redirecting(target, out.other(), program, ifb_ifindex, &mut hooked)?;
         }
         Ok(Root {
             maps,
@@ -182,11 +175,11 @@ fn open_root<'a>(
     let out = limit.leaving();
     let mut open = open_skel::<skel::htb::HtbSkelBuilder>(storage, "htb")?;
     open.progs.htb_out.set_autoload(limit.rate(out).is_some());
-    open.progs.htb_in.set_autoload(limit.rate(other(out)).is_some());
+    open.progs.htb_in.set_autoload(limit.rate(out.other()).is_some());
     open.progs.htb_stamp.set_autoload(false);
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.direction_out = intf::index(out) as u32;
-        rodata.direction_in = intf::index(other(out)) as u32;
+        rodata.direction_in = intf::index(out.other()) as u32;
     }
     Ok(open)
 }
@@ -268,7 +261,7 @@ pub(crate) fn sync(
     let has_cgroups = has(|m| matches!(m, Member::Cgroup(_)));
     let has_ports = has(|m| matches!(m, Member::Port(_)));
     let flags = if has_cgroups { HAS_CGROUPS } else { 0 } | if has_ports { HAS_PORTS } else { 0 };
-    for direction in [Direction::Egress, Direction::Ingress] {
+    for direction in Direction::BOTH {
         let Some(ifindex) = device_of(&mut netlink, root, direction)? else { continue };
         let segment = netlink.gso_max_size(root.ifindex).map_or(SEGMENT, |b| Bytes(b.into()));
         let branches = branches(leaves, direction, segment);
@@ -348,7 +341,7 @@ pub(crate) fn remove_qdiscs(limit: &intf::Limit) {
     if limit.rate(limit.leaving()).is_some() {
         let _ = root_qdisc::remove(&mut netlink, limit.ifindex);
     }
-    if limit.rate(other(limit.leaving())).is_some() {
+    if limit.rate(limit.leaving().other()).is_some() {
         remove_ifb(&mut netlink, limit.ifindex);
     }
 }
@@ -362,7 +355,7 @@ pub(crate) fn leave(ifindex: u32, slot: u16) {
 /// Whether a limit on a device has an HTB on that, or on the ifb device for it.
 pub(crate) fn has(limit: &intf::Limit, on_ifb: bool) -> bool {
     let out = limit.leaving();
-    limit.rate(if on_ifb { other(out) } else { out }).is_some()
+    limit.rate(if on_ifb { out.other() } else { out }).is_some()
 }
 
 /// Removes the ifb device of a device; nothing if there is none.
@@ -448,9 +441,9 @@ impl Scheme for InTree {
         if limit.rate(out).is_some() {
             all.extend(successors(dir, &[(link(out), &htb.progs.htb_out)])?);
         }
-        if limit.rate(other(out)).is_some() {
+        if limit.rate(out.other()).is_some() {
             let ifb = Netlink::open()?.index_of(&ifb_name(limit.ifindex))?;
-            let to_ifb = successors(dir, &[(link(other(out)), &htb.progs.htb_in)])?;
+            let to_ifb = successors(dir, &[(link(out.other()), &htb.progs.htb_in)])?;
             all.extend(to_ifb.into_iter().map(|s| Successor { redirected_to: Some(ifb), ..s }));
         }
         all.extend(acks::reload(dir, limit)?);

@@ -185,7 +185,7 @@ pub(super) fn key(direction: Direction, prefix: Prefix) -> PlaceKey {
 
 /// What packets of a limit are known by, in the directions that it limits.
 pub(super) fn keys(limit: &intf::Limit, matched: &Prefixes) -> BTreeSet<PlaceKey> {
-    let directions = [Direction::Egress, Direction::Ingress].into_iter();
+    let directions = Direction::BOTH.into_iter();
     let limited = directions.filter(|direction| limit.rate(*direction).is_some());
     limited
         .flat_map(|direction| matched.as_slice().iter().map(move |prefix| key(direction, *prefix)))

@@ -47,7 +47,7 @@ impl MapPool {
             Side::Out => (direction, &pool.progs.match_out),
             Side::In => (direction, &pool.progs.match_in),
         };
-        let programs = [Direction::Egress, Direction::Ingress].map(program);
+        let programs = Direction::BOTH.map(program);
         let hooked = device::attach_matched(target, &programs)?;
         Ok((maps_of(&pool)?, hooked))
     }
@@ -60,7 +60,7 @@ impl MapPool {
             Side::Out => &pool.progs.match_out,
             Side::In => &pool.progs.match_in,
         };
-        let programs = [Direction::Egress, Direction::Ingress].map(program);
+        let programs = Direction::BOTH.map(program);
         successors(dir, &[(LINKS[0], programs[0]), (LINKS[1], programs[1])])
     }
 
@@ -86,7 +86,7 @@ impl MapPool {
     ) -> Result<Option<(u32, Prefix)>, LimitError> {
         let places = self.map("places")?;
         for prefix in matched.as_slice().iter().copied() {
-            for direction in [Direction::Egress, Direction::Ingress] {
+            for direction in Direction::BOTH {
                 let there = holder(places, &key(direction, prefix))?;
                 if let Some(index) = there.filter(|index| Some(*index) != own) {
                     return Ok(Some((index, prefix)));
