@@ -98,7 +98,6 @@ pub fn of_no_group(spec: &Spec) -> BTreeMap<Place, Rate> {
 #[cfg(test)]
 mod tests {
     use tidegate_core::Scope;
-
     use tidegate_sys::limit::LimitOptions;
 
     use super::*;

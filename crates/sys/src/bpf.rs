@@ -5,13 +5,14 @@ use std::{
     ffi::CStr,
     hash::{BuildHasher, Hasher, RandomState},
     mem::MaybeUninit,
+    ops::Range,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     panic::resume_unwind,
     thread::Builder,
 };
 
 use libbpf_rs::{
-    AsRawLibbpf, MapCore, MapFlags, MapHandle, OpenObject, libbpf_sys,
+    AsRawLibbpf, MapCore, MapFlags, MapHandle, MapType, OpenObject, libbpf_sys,
     skel::{OpenSkel, SkelBuilder},
 };
 
@@ -80,9 +81,58 @@ pub(crate) fn lookup<T: bytemuck::Pod>(
     key: u32,
 ) -> Result<T, LimitError> {
     let value = map.lookup(&key.to_ne_bytes(), MapFlags::ANY).map_err(map_error(name))?;
-    value
-        .and_then(|bytes| bytemuck::try_pod_read_unaligned(bytes.get(..size_of::<T>())?).ok())
-        .ok_or(LimitError::Layout(name))
+    read(&value.unwrap_or_default(), name)
+}
+
+/// The same of a map that has a value for each CPU.
+pub(crate) fn lookup_cpus<T: bytemuck::Pod>(
+    map: &MapHandle,
+    name: &'static str,
+    key: u32,
+) -> Result<Vec<T>, LimitError> {
+    let cpus = map.lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY).map_err(map_error(name))?;
+    cpus.unwrap_or_default().iter().map(|value| read(value, name)).collect()
+}
+
+/// The value with which bytes from a map begin: the kernel gives multiples of eight bytes.
+pub(crate) fn read<T: bytemuck::Pod>(bytes: &[u8], name: &'static str) -> Result<T, LimitError> {
+    let bytes = bytes.get(..size_of::<T>()).ok_or(LimitError::Layout(name))?;
+    Ok(bytemuck::pod_read_unaligned(bytes))
+}
+
+/// Zeroes values of an array, of each CPU if it has one for each. A map of another build may have another
+/// layout.
+pub(crate) fn clear<T>(
+    map: &MapHandle,
+    name: &'static str,
+    mut keys: Range<u32>,
+) -> Result<(), LimitError> {
+    let zero = vec![0; size_of::<T>()];
+    let cpus = match map.map_type() {
+        MapType::PercpuArray => libbpf_rs::num_possible_cpus().map_err(map_error(name))?,
+        _ => 0,
+    };
+    let zeros = vec![zero.clone(); cpus];
+    let done = keys.try_for_each(|key| match cpus {
+        0 => map.update(&key.to_ne_bytes(), &zero, MapFlags::ANY),
+        _ => map.update_percpu(&key.to_ne_bytes(), &zeros, MapFlags::ANY),
+    });
+    done.map_err(map_error(name))
+}
+
+/// Makes a map whose keys are numbers.
+pub(crate) fn create_map(
+    kind: MapType,
+    name: &str,
+    value_bytes: usize,
+    entries: u32,
+) -> libbpf_rs::Result<MapHandle> {
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
+        ..Default::default()
+    };
+    let key_bytes = size_of::<u32>() as u32;
+    MapHandle::create(kind, Some(name), key_bytes, value_bytes as u32, entries, &options)
 }
 
 /// Has an object that is open use a map that is there. One of another build may have another layout.

@@ -13,13 +13,13 @@ use std::{
     time::Duration,
 };
 
-use bytemuck::{Pod, Zeroable, bytes_of, pod_read_unaligned};
+use bytemuck::{Pod, Zeroable, bytes_of};
 use libbpf_rs::{
     ErrorKind, Link, MapCore, MapFlags, MapHandle, OpenObject, RingBuffer, RingBufferBuilder,
 };
 
 use crate::{
-    bpf::{attach, load_skel, map_error, open_skel},
+    bpf::{attach, load_skel, lookup_cpus, map_error, open_skel, read},
     cgroup::Cgroup,
     limit::LimitError,
     skel::{self, gate::GateSkel},
@@ -243,12 +243,9 @@ impl Gate {
     /// # Errors
     /// [`LimitError::Map`].
     pub fn counters(&self) -> Result<GateCounters, LimitError> {
-        let zero = 0u32.to_ne_bytes();
-        let cpus =
-            self.counters.lookup_percpu(&zero, MapFlags::ANY).map_err(map_error(COUNTERS))?;
         let mut sum = GateCounters::default();
-        for cpu in cpus.unwrap_or_default() {
-            sum.add(&read(&cpu, COUNTERS)?);
+        for cpu in lookup_cpus(&self.counters, COUNTERS, 0)? {
+            sum.add(&cpu);
         }
         Ok(sum)
     }
@@ -319,11 +316,6 @@ fn unless_gone(done: libbpf_rs::Result<()>) -> Result<(), LimitError> {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
         done => done.map_err(map_error(UNDECIDED)),
     }
-}
-
-/// The kernel may give more bytes than there are, up to a multiple of eight.
-fn read<T: Pod>(bytes: &[u8], map: &'static str) -> Result<T, LimitError> {
-    bytes.get(..size_of::<T>()).map(pod_read_unaligned).ok_or(LimitError::Layout(map))
 }
 
 #[cfg(test)]

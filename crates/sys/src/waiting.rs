@@ -9,13 +9,13 @@ use std::{
     net::{Ipv6Addr, SocketAddr},
 };
 
-use bytemuck::{Pod, Zeroable, bytes_of, pod_read_unaligned};
+use bytemuck::{Pod, Zeroable, bytes_of};
 use libbpf_rs::{MapCore, MapFlags, OpenObject};
 use tidegate_core::waiting::Flow;
 
 use crate::{
     backlog::{Backlog, ask},
-    bpf::{load_skel, map_error, open_skel},
+    bpf::{load_skel, map_error, open_skel, read},
     limit::LimitError,
     skel,
 };
@@ -107,18 +107,13 @@ pub fn look(backlog: &Backlog) -> Result<Option<Waiting>, LimitError> {
     }
     let mut list = Vec::new();
     for key in flows.keys() {
-        let key: Key = read(&key)?;
+        let key: Key = read(&key, MAP)?;
         let count = flows.lookup(bytes_of(&key), MapFlags::ANY).map_err(map_error(MAP))?;
-        list.push((Flow::from(key), read(&count.unwrap_or_default())?));
+        list.push((Flow::from(key), read(&count.unwrap_or_default(), MAP)?));
     }
     list.sort_by_key(|(flow, count): &(Flow, Count)| (std::cmp::Reverse(count.bytes), *flow));
     let Query { all, other, torn, .. } = query;
     Ok(Some(Waiting { all, flows: list, other, whole: torn == 0 }))
-}
-
-fn read<T: Pod>(bytes: &[u8]) -> Result<T, LimitError> {
-    let right = bytes.len() == size_of::<T>();
-    right.then(|| pod_read_unaligned(bytes)).ok_or(LimitError::Layout(MAP))
 }
 
 #[cfg(test)]

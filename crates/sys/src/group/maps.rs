@@ -6,14 +6,14 @@ use std::{
     path::PathBuf,
 };
 
-use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle, MapType};
 use tidegate_core::{
     Direction,
     fleet::flows::{FlowBytes, merge},
 };
 
 use crate::{
-    bpf::{lookup, map_error},
+    bpf::{create_map, lookup, map_error},
     intf,
     limit::LimitError,
 };
@@ -84,14 +84,9 @@ impl GroupMaps {
     }
 
     fn make_sample(&self, direction: Direction) -> Result<(), LimitError> {
-        let options = libbpf_sys::bpf_map_create_opts {
-            sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
-            ..Default::default()
-        };
-        let (key_bytes, cells) = (size_of::<u32>() as u32, size_of::<intf::FlowCells>() as u32);
-        let (kind, name) = (MapType::PercpuArray, Some("flows"));
-        let mut sample = MapHandle::create(kind, name, key_bytes, cells, intf::BUFFERS, &options)
-            .map_err(map_error("samples"))?;
+        let cells = size_of::<intf::FlowCells>();
+        let sample = create_map(MapType::PercpuArray, "flows", cells, intf::BUFFERS);
+        let mut sample = sample.map_err(map_error("samples"))?;
         if let Some(pin) = self.pin_of(direction) {
             self.unpin_sample(direction);
             sample.pin(pin).map_err(map_error("samples"))?;

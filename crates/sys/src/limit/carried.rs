@@ -90,11 +90,8 @@ fn counted(value: &[u8]) -> Counted {
     };
     let packets = std::array::from_fn(|_| next());
     let bytes = std::array::from_fn(|_| next());
-    let police = value.get(..size_of::<intf::PoliceCounters>());
-    let police =
-        police.and_then(|b| bytemuck::try_pod_read_unaligned::<intf::PoliceCounters>(b).ok());
-    let police = police.filter(|_| value.len() == size_of::<intf::PoliceCounters>());
-    let colours = police.map_or_else(Default::default, |police| [police.packets, police.bytes]);
+    let police = bytemuck::try_pod_read_unaligned::<intf::PoliceCounters>(value);
+    let colours = police.map(|police| [police.packets, police.bytes]).unwrap_or_default();
     Counted { packets, bytes, colours }
 }
 

@@ -10,7 +10,7 @@ use super::{
     settings::Settings, slot_pool::SlotPool,
 };
 use crate::{
-    bpf::{load_error, load_skel, lookup, map_error, open_skel, reuse},
+    bpf::{load_error, load_skel, lookup, map_error, open_skel, read, reuse},
     cgroup::{Cgroup, Hierarchy},
     clock::{asleep_ns, boottime},
     exempt::{self, set_exempt},
@@ -220,21 +220,13 @@ impl LimitMaps {
         }
         let index = intf::index(direction);
         let key = self.at * intf::DIRECTIONS as u32 + index as u32;
-        let per_cpu = self
-            .counters
-            .lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY)
-            .map_err(map_error("counters"))?
-            .unwrap_or_default();
+        let cpus = self.counters.lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY);
         let mut counters = intf::Counters::default();
         let mut colours: Option<Colours> = None;
-        for cpu in &per_cpu {
-            let bytes = cpu.get(..size_of::<intf::Counters>());
-            let one = bytes.and_then(|b| bytemuck::try_pod_read_unaligned(b).ok());
-            counters.add(&one.ok_or(LimitError::Layout("counters"))?);
+        for cpu in cpus.map_err(map_error("counters"))?.unwrap_or_default() {
+            counters.add(&read(&cpu, "counters")?);
             // Those of a policer are longer.
-            let bytes = cpu.get(..size_of::<intf::PoliceCounters>());
-            let one = bytes.and_then(|b| bytemuck::try_pod_read_unaligned(b).ok());
-            if let Some(one) = one {
+            if let Ok(one) = read(&cpu, "counters") {
                 colours.get_or_insert_default().add(&one);
             }
         }

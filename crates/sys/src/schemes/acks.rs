@@ -15,7 +15,7 @@ use tidegate_core::{Direction, Nanos, Rate, dem, spring, wait};
 
 use crate::{
     backlog::Backlog,
-    bpf::{load_error, load_skel, open_skel, reuse},
+    bpf::{load_error, load_skel, lookup_cpus, map_error, open_skel, reuse},
     device::{self, Hooked, Target},
     limit::{Lease, LimitError},
     query::Side,
@@ -128,10 +128,6 @@ pub struct AttachedAcks {
 
 const KEY: [u8; 4] = 0u32.to_ne_bytes();
 
-fn of_map(map: &'static str) -> impl FnOnce(libbpf_rs::Error) -> LimitError {
-    move |source| LimitError::Map { map, source }
-}
-
 /// Puts the programs on a device, in front of the queue that `backlog` tells, for what the workload sends or
 /// receives.
 ///
@@ -154,7 +150,7 @@ pub fn attach(
         flows: handle(&acks.maps.flows)?,
     };
     let state = intf::State { share: spring::ONE, ..intf::State::default() };
-    maps.states.update(&KEY, bytes_of(&state), MapFlags::ANY).map_err(of_map("states"))?;
+    maps.states.update(&KEY, bytes_of(&state), MapFlags::ANY).map_err(map_error("states"))?;
     maps.set(options)?;
     maps.set_backlog(backlog)?;
     let programs = [(direction, &acks.progs.acks_data), (direction.other(), &acks.progs.acks_back)];
@@ -214,7 +210,7 @@ impl AcksMaps {
         // What comes after is there before.
         for (key, limit) in [(intf::THEN, then), (intf::NOW, now)] {
             let done = self.limits.update(&key.to_ne_bytes(), bytes_of(&limit), MapFlags::ANY);
-            done.map_err(of_map("limits"))?;
+            done.map_err(map_error("limits"))?;
         }
         Ok(())
     }
@@ -224,7 +220,7 @@ impl AcksMaps {
     /// # Errors
     /// [`LimitError::Map`].
     pub fn set_backlog(&self, backlog: &Backlog) -> Result<(), LimitError> {
-        self.backlogs.update(&KEY, bytes_of(backlog), MapFlags::ANY).map_err(of_map("backlogs"))
+        self.backlogs.update(&KEY, bytes_of(backlog), MapFlags::ANY).map_err(map_error("backlogs"))
     }
 
     /// What all flows share at this moment.
@@ -232,7 +228,7 @@ impl AcksMaps {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub fn state(&self) -> Result<intf::State, LimitError> {
-        let value = self.states.lookup(&KEY, MapFlags::ANY).map_err(of_map("states"))?;
+        let value = self.states.lookup(&KEY, MapFlags::ANY).map_err(map_error("states"))?;
         let value = value.filter(|value| value.len() == size_of::<intf::State>());
         value.map(|value| pod_read_unaligned(&value)).ok_or(LimitError::Layout("states"))
     }
@@ -243,11 +239,9 @@ impl AcksMaps {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub fn counters(&self) -> Result<crate::intf::Counters, LimitError> {
-        let cpus = self.counters.lookup_percpu(&KEY, MapFlags::ANY).map_err(of_map("counters"))?;
         let mut sum = crate::intf::Counters::default();
-        for cpu in cpus.unwrap_or_default() {
-            let bytes = cpu.get(..size_of::<crate::intf::Counters>());
-            sum.add(&pod_read_unaligned(bytes.ok_or(LimitError::Layout("counters"))?));
+        for cpu in lookup_cpus(&self.counters, "counters", 0)? {
+            sum.add(&cpu);
         }
         Ok(sum)
     }

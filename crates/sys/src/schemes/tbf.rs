@@ -5,11 +5,11 @@
 
 use std::{mem::MaybeUninit, path::Path};
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, ProgramMut};
+use libbpf_rs::{MapHandle, OpenObject, ProgramMut};
 use tidegate_core::{Bytes, Direction, Nanos, queue_options::ConfigError};
 
 use crate::{
-    bpf::{load_error, load_skel, map_error, open_skel, reuse},
+    bpf::{load_error, load_skel, lookup_cpus, open_skel, reuse},
     cgroup::Hierarchy,
     clock::monotonic_ns,
     device::{self, Target},
@@ -151,13 +151,8 @@ impl OnDevice {
             return Ok(reading);
         }
         let mut came = intf::Counters::default();
-        let key = (intf::index(direction) as u32).to_ne_bytes();
-        let per_cpu =
-            self.came.lookup_percpu(&key, MapFlags::ANY).map_err(map_error("counters"))?;
-        for cpu in per_cpu.unwrap_or_default() {
-            let one = cpu.get(..size_of::<intf::Counters>());
-            let one = one.and_then(|bytes| bytemuck::try_pod_read_unaligned(bytes).ok());
-            came.add(&one.ok_or(LimitError::Layout("counters"))?);
+        for cpu in lookup_cpus(&self.came, "counters", intf::index(direction) as u32)? {
+            came.add(&cpu);
         }
         let qdiscs = Netlink::open()?.qdisc_stats(self.limit.ifindex)?;
         let Some(qdisc) = root_qdisc::ours(&qdiscs) else { return Ok(reading) };

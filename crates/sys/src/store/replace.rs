@@ -6,7 +6,7 @@
 
 use std::{fs, path::Path};
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tidegate_core::{Direction, Scope, police::Hook};
 
@@ -23,7 +23,7 @@ use super::{
     symlink,
 };
 use crate::{
-    bpf::lookup,
+    bpf::{create_map, lookup},
     cgroup::Hierarchy,
     device::{self, PROGRAM_PINS, XDP_PIN},
     intf::{self, DIRECTIONS},
@@ -289,13 +289,8 @@ impl Store {
 /// Pins a copy of the settings of a limit in its directory.
 pub(super) fn keep_settings(limit: &intf::Limit, dir: &Path) -> Result<(), StoreError> {
     let path = dir.join(SETTINGS);
-    let options = libbpf_sys::bpf_map_create_opts {
-        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
-        ..Default::default()
-    };
     let _ = fs::remove_file(&path);
-    let (key_bytes, value_bytes) = (size_of::<u32>() as u32, size_of::<intf::Limit>() as u32);
-    MapHandle::create(MapType::Array, Some(SETTINGS), key_bytes, value_bytes, 1, &options)
+    create_map(MapType::Array, SETTINGS, size_of::<intf::Limit>(), 1)
         .and_then(|mut map| {
             map.update(&0u32.to_ne_bytes(), bytemuck::bytes_of(limit), MapFlags::ANY)?;
             map.pin(&path)

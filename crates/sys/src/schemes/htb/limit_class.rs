@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytemuck::{Pod, Zeroable};
-use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use libbpf_rs::MapHandle;
 use tidegate_core::{
     Bytes, Direction, Nanos, Rate, Scheme, flow_count,
     htb::{ROOT_SLOT, SLOTS},
@@ -19,7 +19,7 @@ use super::{
     tree,
 };
 use crate::{
-    bpf::{lookup, map_error},
+    bpf::{lookup, lookup_cpus, map_error},
     clock::monotonic_ns,
     device, intf,
     limit::{Handle, LimitError, Reading, settings::Settings},
@@ -164,16 +164,10 @@ impl LimitClass {
     fn marked(&self, direction: Direction) -> Result<Marked, LimitError> {
         let map = MapHandle::from_pinned_path(self.dir.join(MARKED_PIN))
             .map_err(map_error(MARKED_PIN))?;
-        let per_cpu = map
-            .lookup_percpu(&self.place(direction).to_ne_bytes(), MapFlags::ANY)
-            .map_err(map_error(MARKED_PIN))?;
         let mut sum = Marked::default();
-        for cpu in per_cpu.unwrap_or_default() {
-            let bytes = cpu.get(..size_of::<Marked>());
-            let one: Option<Marked> = bytes.and_then(|b| bytemuck::try_pod_read_unaligned(b).ok());
-            let one = one.ok_or(LimitError::Layout(MARKED_PIN))?;
-            sum.packets += one.packets;
-            sum.bytes += one.bytes;
+        for cpu in lookup_cpus::<Marked>(&map, MARKED_PIN, self.place(direction))? {
+            sum.packets += cpu.packets;
+            sum.bytes += cpu.bytes;
         }
         Ok(sum)
     }

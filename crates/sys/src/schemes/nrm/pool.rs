@@ -3,12 +3,12 @@
 
 use std::{mem::MaybeUninit, os::fd::OwnedFd};
 
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
+use libbpf_rs::{Link, MapCore, MapHandle};
 use tidegate_core::exempt::Exempt;
 
 use super::{Sharing, load};
 use crate::{
-    bpf::{Links, keep, load_error, map_error},
+    bpf::{self, Links, keep, load_error},
     cgroup::{Cgroup, Hierarchy},
     intf,
     limit::{
@@ -142,20 +142,8 @@ impl SlotPool {
 
 /// A slot as new.
 fn clear(maps: &LimitMaps) -> Result<(), LimitError> {
-    let clear = |map: &MapHandle, name, entries: usize| -> Result<(), LimitError> {
-        let zero = vec![0; map.value_size() as usize];
-        let first = maps.at * entries as u32;
-        (first..first + entries as u32).try_for_each(|key| {
-            map.update(&key.to_ne_bytes(), &zero, MapFlags::ANY).map_err(map_error(name))
-        })
-    };
-    clear(&maps.limit, "limit", intf::LIMITS)?;
-    clear(&maps.queues, "queues", intf::QUEUES)?;
-    let cpus = libbpf_rs::num_possible_cpus().map_err(map_error("counters"))?;
-    let zero = vec![vec![0; maps.counters.value_size() as usize]; cpus];
-    let first = maps.at * intf::DIRECTIONS as u32;
-    (first..first + intf::DIRECTIONS as u32).try_for_each(|key| {
-        let done = maps.counters.update_percpu(&key.to_ne_bytes(), &zero, MapFlags::ANY);
-        done.map_err(map_error("counters"))
-    })
+    let own = |entries: usize| maps.at * entries as u32..(maps.at + 1) * entries as u32;
+    bpf::clear::<intf::Limit>(&maps.limit, "limit", own(intf::LIMITS))?;
+    bpf::clear::<intf::Queue>(&maps.queues, "queues", own(intf::QUEUES))?;
+    bpf::clear::<intf::Counters>(&maps.counters, "counters", own(intf::DIRECTIONS))
 }

@@ -6,14 +6,14 @@ use std::{
     os::fd::{AsFd, AsRawFd},
 };
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use tidegate_core::{
     Direction,
     prefixes::{Prefix, Prefixes},
 };
 
 use crate::{
-    bpf::{lookup, map_error},
+    bpf::{create_map, lookup, map_error},
     exempt,
     intf::{self, CHUNK, FAMILIES, LENGTHS_MAX, Length, Lengths, PlaceKey},
     limit::{LimitError, LimitOptions, settings::Settings},
@@ -167,7 +167,7 @@ impl Place {
     /// Packets see the old ones or the new.
     fn swap_lists(&self, lists: &[Lengths; LISTS]) -> Result<(), LimitError> {
         let done = || {
-            let map = create(MapType::Array, size_of::<Lengths>(), LISTS as u32)?;
+            let map = create_map(MapType::Array, "chunk", size_of::<Lengths>(), LISTS as u32)?;
             for (i, list) in lists.iter().enumerate() {
                 let key = (i as u32).to_ne_bytes();
                 map.update(&key, bytemuck::bytes_of(list), MapFlags::ANY)?;
@@ -236,19 +236,6 @@ pub(super) fn holder(places: &MapHandle, key: &PlaceKey) -> Result<Option<u32>, 
     let index =
         places.lookup(bytemuck::bytes_of(key), MapFlags::ANY).map_err(map_error("places"))?;
     Ok(index.and_then(|index| Some(u32::from_ne_bytes(index.as_slice().try_into().ok()?))))
-}
-
-pub(super) fn create(
-    kind: MapType,
-    value_bytes: usize,
-    entries: u32,
-) -> Result<MapHandle, libbpf_rs::Error> {
-    let options = libbpf_sys::bpf_map_create_opts {
-        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
-        ..Default::default()
-    };
-    let key_bytes = size_of::<u32>() as u32;
-    MapHandle::create(kind, Some("chunk"), key_bytes, value_bytes as u32, entries, &options)
 }
 
 /// A map in a map; user space sees its number.

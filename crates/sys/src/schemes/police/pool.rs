@@ -9,9 +9,9 @@ use tidegate_core::{
     prefixes::{Prefix, Prefixes},
 };
 
-use super::place::{Place, create, holder, inner, key, keys, put_inner};
+use super::place::{Place, holder, inner, key, keys, put_inner};
 use crate::{
-    bpf::{load_error, load_skel, map_error, open_skel, reuse},
+    bpf::{self, create_map, load_error, load_skel, map_error, open_skel, reuse},
     device::{self, Hooked, Target},
     intf::{self, CHUNK},
     limit::{LimitError, LimitMaps, settings::Settings},
@@ -104,7 +104,8 @@ impl MapPool {
             if let Some(map) = inner(outer, &chunk).map_err(map_error(name))? {
                 return Ok(map);
             }
-            let map = create(kind, value_bytes, CHUNK * entries as u32).map_err(map_error(name))?;
+            let map = create_map(kind, "chunk", value_bytes, CHUNK * entries as u32)
+                .map_err(map_error(name))?;
             put_inner(outer, &chunk, &map).map_err(map_error(name))?;
             Ok(map)
         };
@@ -201,26 +202,8 @@ pub(crate) fn vacate(place: &Place, maps: &LimitMaps) -> Result<(), LimitError> 
 
 /// A place as new.
 fn clear(maps: &LimitMaps) -> Result<(), LimitError> {
-    let place = maps.at;
-    for i in 0..intf::LIMITS as u32 {
-        let key = (place * intf::LIMITS as u32 + i).to_ne_bytes();
-        let limit = intf::Entry::default();
-        maps.limit
-            .update(&key, bytemuck::bytes_of(&limit), MapFlags::ANY)
-            .map_err(map_error("limit"))?;
-    }
-    for i in 0..intf::DIRECTIONS as u32 {
-        let key = (place * intf::DIRECTIONS as u32 + i).to_ne_bytes();
-        let meter = intf::Meter::default();
-        maps.queues
-            .update(&key, bytemuck::bytes_of(&meter), MapFlags::ANY)
-            .map_err(map_error("queues"))?;
-    }
-    let cpus = libbpf_rs::num_possible_cpus().map_err(map_error("counters"))?;
-    let zero = vec![vec![0; size_of::<intf::PoliceCounters>()]; cpus];
-    for i in 0..intf::DIRECTIONS as u32 {
-        let key = (place * intf::DIRECTIONS as u32 + i).to_ne_bytes();
-        maps.counters.update_percpu(&key, &zero, MapFlags::ANY).map_err(map_error("counters"))?;
-    }
-    Ok(())
+    let own = |entries: usize| maps.at * entries as u32..(maps.at + 1) * entries as u32;
+    bpf::clear::<intf::Entry>(&maps.limit, "limit", own(intf::LIMITS))?;
+    bpf::clear::<intf::Meter>(&maps.queues, "queues", own(intf::DIRECTIONS))?;
+    bpf::clear::<intf::PoliceCounters>(&maps.counters, "counters", own(intf::DIRECTIONS))
 }
