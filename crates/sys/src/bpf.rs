@@ -3,11 +3,13 @@
 
 use std::{
     ffi::CStr,
+    fs,
     hash::{BuildHasher, Hasher, RandomState},
     mem::MaybeUninit,
     ops::Range,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     panic::resume_unwind,
+    path::Path,
     thread::Builder,
 };
 
@@ -98,6 +100,11 @@ pub(crate) fn lookup_cpus<T: bytemuck::Pod>(
 pub(crate) fn read<T: bytemuck::Pod>(bytes: &[u8], name: &'static str) -> Result<T, LimitError> {
     let bytes = bytes.get(..size_of::<T>()).ok_or(LimitError::Layout(name))?;
     Ok(bytemuck::pod_read_unaligned(bytes))
+}
+
+/// What a symbolic link in a directory of pins says.
+pub(crate) fn name_in(dir: &Path, link: &str) -> Option<String> {
+    fs::read_link(dir.join(link)).ok()?.to_str().map(str::to_owned)
 }
 
 /// Zeroes values of an array, of each CPU if it has one for each. A map of another build may have another

@@ -55,11 +55,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libbpf_rs::MapHandle;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use tidegate_core::Scope;
 
 use crate::{
+    bpf::name_in,
     cgroup::Hierarchy,
     device::{Target, XDP_PIN},
     fq::FqError,
@@ -71,7 +71,7 @@ use crate::{
 };
 use journal::{Deed, Journal};
 use known::Known;
-use pins::{pin, remove_pins};
+use pins::{open_map, pin, remove_pins};
 
 mod inside;
 mod rate;
@@ -361,10 +361,7 @@ impl Store {
                 is_newer,
             }));
         }
-        let open = |map: &str| {
-            let path = dir.join(map);
-            MapHandle::from_pinned_path(&path).map_err(bpf_error(&path, "open"))
-        };
+        let open = |map: &str| open_map(&dir, map);
         let mut maps = LimitMaps {
             limit: open("limit")?,
             queues: open("queues")?,
@@ -387,8 +384,7 @@ impl Store {
             },
         };
         unreadable::check_layout(&maps).map_err(limit_error(name))?;
-        let parent = fs::read_link(dir.join(PARENT)).ok();
-        let parent = parent.and_then(|name| name.to_str().map(str::to_owned));
+        let parent = name_in(&dir, PARENT);
         let limit = maps.limit().map_err(limit_error(name))?;
         let Whereabouts { scope, installed_on, mut unhooked, members } =
             Whereabouts::of(hierarchy, &dir, &limit);
@@ -742,6 +738,11 @@ impl Store {
 
 pub(crate) fn symlink(target: &Path, link: &Path) -> Result<(), StoreError> {
     rustix::fs::symlink(target, link).map_err(|e| io_error(link, "create")(e.into()))
+}
+
+/// The path of the cgroup that a directory remembers.
+fn cgroup_in(hierarchy: &Hierarchy, dir: &Path) -> Option<String> {
+    fs::read_link(dir.join(CGROUP)).ok().map(|at| hierarchy.relative(&at))
 }
 
 #[cfg(test)]

@@ -1,15 +1,11 @@
 //! The maps of the limit that contains another one: their pins, and how programs get them.
 
-use std::{
-    fs, io,
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-};
+use std::{io, os::unix::fs::symlink, path::Path};
 
 use libbpf_rs::{MapCore, MapHandle};
 
 use super::LimitError;
-use crate::bpf::map_error;
+use crate::bpf::{map_error, name_in};
 
 /// The pins of the maps.
 const QUEUES: &str = "parent_queues";
@@ -54,14 +50,13 @@ impl ParentMaps {
             return Ok(None);
         }
         let open = |pin| MapHandle::from_pinned_path(dir.join(pin)).map_err(map_error(pin));
-        let at = fs::read_link(dir.join(PLACE)).ok();
-        let at = at.and_then(|at| at.to_str()?.parse().ok()).unwrap_or_default();
+        let at = name_in(dir, PLACE).and_then(|at| at.parse().ok()).unwrap_or_default();
         Ok(Some(ParentMaps { queues: open(QUEUES)?, sockets: open(SOCKETS)?, at }))
     }
 
-    /// The maps with their pins in a directory.
-    pub(crate) fn pins(&mut self, dir: &Path) -> [(PathBuf, &mut MapHandle); 2] {
-        [(dir.join(QUEUES), &mut self.queues), (dir.join(SOCKETS), &mut self.sockets)]
+    /// The maps with their pins.
+    pub(crate) fn pins(&mut self) -> [(&'static str, &mut MapHandle); 2] {
+        [(QUEUES, &mut self.queues), (SOCKETS, &mut self.sockets)]
     }
 
     /// Writes the parent's number beside the pins.

@@ -11,7 +11,7 @@ use tidegate_core::Scope;
 
 use super::{
     PinnedLimit, Store, StoreError, limit_error,
-    pins::{detach_link, pin_hooks, pin_xdp},
+    pins::{detach_link, pin_fd, pin_hooks},
 };
 use crate::{
     cgroup::Hierarchy,
@@ -81,7 +81,7 @@ impl Store {
         };
         let xdp = xdp.transpose().map_err(refused())?;
         let put = pin_hooks(hooked.filters.as_ref(), &hooked.links, &dir)
-            .and_then(|()| xdp.as_ref().map_or(Ok(()), |link| pin_xdp(link, &dir)))
+            .and_then(|()| xdp.as_ref().map_or(Ok(()), |link| pin_fd(link, &dir, XDP_PIN)))
             .and_then(|()| pinned.maps.set(hierarchy, None, limit, options).map_err(refused()));
         if let Err(e) = put {
             let _ = to.take_off(&dir, limit);
@@ -157,7 +157,8 @@ mod tests {
             is_at(At::Tc);
             let come = || {
                 let pinned = store.open(&hierarchy, "a").unwrap();
-                pin_xdp(&police::xdp::attach(&target, &pinned.maps).unwrap(), &dir).unwrap();
+                let link = police::xdp::attach(&target, &pinned.maps).unwrap();
+                pin_fd(link, &dir, XDP_PIN).unwrap();
                 assert!(on_device(target.ifindex).is_some());
                 pinned
             };

@@ -12,8 +12,8 @@ use libbpf_rs::MapHandle;
 use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
 
 use super::{
-    BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, bpf_error, limit_error,
-    pins::{detach_links, pin_hooks, pin_maps, remove_pins},
+    BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, limit_error, name_in,
+    pins::{detach_links, open_map, pin_each, pin_hooks, pin_maps, remove_pins},
     symlink,
 };
 use crate::{
@@ -25,7 +25,6 @@ use crate::{
     schemes::acks,
     schemes::htb::{
         self, Leaf, MARKED_PIN, MEMBERS_PIN, Member, ROOT, Root, SLOT, SLOTS_PIN, check_member,
-        name_in,
     },
 };
 
@@ -202,15 +201,14 @@ impl Store {
     fn tree_of(&self, hierarchy: &Hierarchy, name: &str) -> Result<Tree, StoreError> {
         let root = name_in(&self.root.join(name), ROOT).unwrap_or_else(|| name.to_owned());
         let dir = self.root.join(&root);
-        let open = |map: &str| {
-            let path = dir.join(map);
-            MapHandle::from_pinned_path(&path).map_err(bpf_error(&path, "open"))
-        };
         let mut tree = Tree {
             root: root.clone(),
-            limit: Settings::read(&open("limit")?, 0).map_err(limit_error(&root))?.limit.common,
-            slots: open(SLOTS_PIN)?,
-            members: open(MEMBERS_PIN)?,
+            limit: Settings::read(&open_map(&dir, "limit")?, 0)
+                .map_err(limit_error(&root))?
+                .limit
+                .common,
+            slots: open_map(&dir, SLOTS_PIN)?,
+            members: open_map(&dir, MEMBERS_PIN)?,
             device: device_in(&dir).unwrap_or_default(),
             names: vec![root.clone()],
             leaves: Vec::new(),
@@ -323,13 +321,11 @@ pub(super) fn device_in(dir: &Path) -> Option<String> {
 
 fn pin_root(root: &mut Root, dir: &Path) -> Result<(), StoreError> {
     pin_maps(&mut root.maps, dir)?;
-    for (name, map) in [
+    let maps = [
         (SLOTS_PIN, &mut root.slots),
         (MARKED_PIN, &mut root.marked),
         (MEMBERS_PIN, &mut root.members),
-    ] {
-        let path = dir.join(name);
-        map.pin(&path).map_err(bpf_error(&path, "pin"))?;
-    }
+    ];
+    pin_each(maps, dir)?;
     pin_hooks(root.hooked.filters.as_ref(), &root.hooked.links, dir)
 }

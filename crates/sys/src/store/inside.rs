@@ -4,8 +4,8 @@ use std::iter;
 
 use tidegate_core::{Scheme, Scope, class::MAX_DEPTH};
 
-use super::{PARENT, PinnedLimit, Store, StoreError};
-use crate::{cgroup::Hierarchy, schemes::htb::name_in};
+use super::{PARENT, PinnedLimit, Store, StoreError, name_in};
+use crate::cgroup::Hierarchy;
 
 /// Whether a limit on `above` sees all packets of one on `below`. Only with scheme `htb` does a device
 /// contain cgroups and ports: what they send by it; and only there no two limits have one cgroup.

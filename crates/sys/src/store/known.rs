@@ -14,8 +14,9 @@ use tidegate_core::Selector;
 use super::{
     CGROUP, MAX_LIMITS, PARENT, Store, StoreError,
     members::{SELECT, remembered_in},
+    name_in,
 };
-use crate::{cgroup::Hierarchy, schemes::htb::name_in};
+use crate::cgroup::Hierarchy;
 
 /// Limits by where they are.
 #[derive(Debug, Default)]

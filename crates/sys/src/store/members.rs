@@ -19,7 +19,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsStr,
     fs,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
@@ -28,8 +28,8 @@ use tidegate_core::{Scope, Selector};
 
 use super::{
     ASIDE, BUILDING, CGROUP, MEMBERS, PARENT, PinnedLimit, Store, StoreError, StoreLock, bpf_error,
-    check_name, contains, io_error, limit_error,
-    pins::{detach_links, pin_maps, remove_pins},
+    cgroup_in, check_name, contains, io_error, limit_error, name_in,
+    pins::{detach_links, pin_fd, pin_maps, remove_pins},
     slots::{Free, ids_around, note_slot, shares},
     symlink,
 };
@@ -65,7 +65,7 @@ pub struct Member {
 
 /// The selector of the limit in a directory.
 pub(super) fn selector_in(dir: &Path) -> Option<Selector> {
-    fs::read_link(dir.join(SELECT)).ok()?.to_str()?.parse().ok()
+    name_in(dir, SELECT)?.parse().ok()
 }
 
 /// The directories of members, with the cgroups' ids.
@@ -96,14 +96,10 @@ pub(super) fn remembered_in(dir: &Path) -> Vec<PathBuf> {
 /// The members of the limit in a directory, whose programs have these links.
 pub(super) fn members_in(hierarchy: &Hierarchy, dir: &Path, hooks: &[&'static str]) -> Vec<Member> {
     let member = |(id, dir): (u64, PathBuf)| {
-        let joined_as = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at));
-        let joined_as = joined_as.unwrap_or_default();
+        let joined_as = cgroup_in(hierarchy, &dir).unwrap_or_default();
         let is_it = hierarchy.open(&joined_as).is_ok_and(|cgroup| cgroup.id() == id);
         let path = if is_it { Some(joined_as.clone()) } else { hierarchy.path_of(id) };
-        let is_hooked = |name: &str| {
-            let info = Link::open(dir.join(name)).and_then(|link| link.info());
-            matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == id)
-        };
+        let is_hooked = |name: &str| cgroup_of_link(&dir.join(name)) == Some(id);
         let (hooked, off): (Vec<_>, Vec<_>) =
             hooks.iter().copied().partition(|name| is_hooked(name));
         let has_sockets = path.is_none() && !hooked.is_empty();
@@ -111,6 +107,14 @@ pub(super) fn members_in(hierarchy: &Hierarchy, dir: &Path, hooks: &[&'static st
         Member { id, path, joined_as, has_sockets, unhooked }
     };
     members_dirs(dir).into_iter().map(member).collect()
+}
+
+/// The id of the cgroup that a pinned link is on; 0 if that has been removed.
+pub(super) fn cgroup_of_link(pin: &Path) -> Option<u64> {
+    match Link::open(pin).and_then(|link| link.info()).ok()?.info {
+        LinkTypeInfo::Cgroup(cgroup) => Some(cgroup.cgroup_id),
+        _ => None,
+    }
 }
 
 /// Whether a writer that died has left a member half way.
@@ -126,8 +130,7 @@ pub(super) fn pin_programs(
 ) -> Result<(), StoreError> {
     for (link, program) in programs {
         let Some((_, pin)) = PROGRAMS.iter().find(|(name, _)| name == link) else { continue };
-        let path = dir.join(pin);
-        query::pin(program, &path).map_err(io_error(&path, "pin"))?;
+        pin_fd(program, dir, pin)?;
     }
     Ok(())
 }
@@ -436,8 +439,7 @@ impl Store {
         let join = || {
             symlink(&hierarchy.remembered(cgroup), &half.join(CGROUP))?;
             for (name, link) in loaded.attach(cgroup).map_err(refused())? {
-                let path = half.join(name);
-                query::pin(link.as_fd(), &path).map_err(io_error(&path, "pin"))?;
+                pin_fd(link, &half, name)?;
             }
             if let Some(above) = parent {
                 self.put_parents_behind(cgroup, &half, &above.name)?;
@@ -483,7 +485,7 @@ impl Store {
         if let Some(maps) = maps {
             maps.leave(id);
         }
-        let at = fs::read_link(half.join(CGROUP)).ok().map(|at| hierarchy.relative(&at));
+        let at = cgroup_in(hierarchy, &half);
         let cgroup = at.and_then(|at| hierarchy.open(&at).ok()).filter(|c| c.id() == id);
         if let (Some(cgroup), Some(maps)) = (&cgroup, maps)
             && maps.sockets.is_some()

@@ -21,13 +21,14 @@ use tidegate_core::class::MAX_DEPTH;
 use super::{
     CGROUP, PARENT, Store, StoreError, bpf_error, io_error, limit_error,
     members::{self, dir_of},
+    name_in,
     pins::{remove_pins, settings_in},
 };
 use crate::{
     bpf,
     cgroup::{Cgroup, Hierarchy},
     query,
-    schemes::{LINKS, htb::name_in},
+    schemes::LINKS,
 };
 
 /// Where links are that shall take the pins of others. No limit's directory has this name on its way.

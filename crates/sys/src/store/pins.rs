@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
     path::Path,
 };
 
@@ -40,28 +40,47 @@ pub(super) fn update(pin: &Path, program: BorrowedFd<'_>) -> Result<(), StoreErr
 /// Pins the maps of a limit in a new directory.
 pub(super) fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreError> {
     fs::create_dir(dir).map_err(io_error(dir, "create"))?;
-    for (name, map) in
-        [("limit", &mut maps.limit), ("queues", &mut maps.queues), ("counters", &mut maps.counters)]
-            .into_iter()
-            .chain(maps.sockets.as_mut().map(|sockets| ("sockets", sockets)))
-            .chain(maps.exempt.as_mut().map(|exempt| (EXEMPT, exempt)))
-            .chain(
-                maps.group
-                    .iter_mut()
-                    .flat_map(|group| [(GROUP, &mut group.group), (SAMPLES, &mut group.samples)]),
-            )
-    {
-        let path = dir.join(name);
-        map.pin(&path).map_err(bpf_error(&path, "pin"))?;
+    let every = [
+        ("limit", &mut maps.limit),
+        ("queues", &mut maps.queues),
+        ("counters", &mut maps.counters),
+    ];
+    pin_each(every, dir)?;
+    pin_each(maps.sockets.as_mut().map(|sockets| ("sockets", sockets)), dir)?;
+    pin_each(maps.exempt.as_mut().map(|exempt| (EXEMPT, exempt)), dir)?;
+    if let Some(group) = &mut maps.group {
+        pin_each([(GROUP, &mut group.group), (SAMPLES, &mut group.samples)], dir)?;
     }
     maps.parent.as_mut().map_or(Ok(()), |parent| pin_parent(parent, dir))
 }
 
-/// Pins the maps of a parent in the directory of who works with them.
-pub(super) fn pin_parent(parent: &mut ParentMaps, dir: &Path) -> Result<(), StoreError> {
-    for (path, map) in parent.pins(dir) {
+/// Pins maps in a directory.
+pub(crate) fn pin_each<'a>(
+    maps: impl IntoIterator<Item = (&'static str, &'a mut MapHandle)>,
+    dir: &Path,
+) -> Result<(), StoreError> {
+    for (name, map) in maps {
+        let path = dir.join(name);
         map.pin(&path).map_err(bpf_error(&path, "pin"))?;
     }
+    Ok(())
+}
+
+/// Opens the map that is pinned in a directory.
+pub(crate) fn open_map(dir: &Path, name: &str) -> Result<MapHandle, StoreError> {
+    let path = dir.join(name);
+    MapHandle::from_pinned_path(&path).map_err(bpf_error(&path, "open"))
+}
+
+/// Pins a program or a link in a directory.
+pub(super) fn pin_fd(held: impl AsFd, dir: &Path, name: &str) -> Result<(), StoreError> {
+    let path = dir.join(name);
+    query::pin(held, &path).map_err(io_error(&path, "pin"))
+}
+
+/// Pins the maps of a parent in the directory of who works with them.
+pub(super) fn pin_parent(parent: &mut ParentMaps, dir: &Path) -> Result<(), StoreError> {
+    pin_each(parent.pins(), dir)?;
     parent.remember_place(dir).map_err(io_error(dir, "write to"))
 }
 
@@ -69,13 +88,7 @@ pub(super) fn pin_parent(parent: &mut ParentMaps, dir: &Path) -> Result<(), Stor
 pub(super) fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
     pin_maps(&mut attached.maps, dir)?;
     pin_hooks(attached.filters.as_ref(), &attached.links, dir)?;
-    attached.xdp.as_ref().map_or(Ok(()), |link| pin_xdp(link, dir))
-}
-
-/// Pins the link of a program in XDP.
-pub(super) fn pin_xdp(link: &OwnedFd, dir: &Path) -> Result<(), StoreError> {
-    let path = dir.join(XDP_PIN);
-    query::pin(link, &path).map_err(io_error(&path, "pin"))
+    attached.xdp.as_ref().map_or(Ok(()), |link| pin_fd(link, dir, XDP_PIN))
 }
 
 /// Pins what holds the programs of a limit.
@@ -86,18 +99,13 @@ pub(crate) fn pin_hooks(
 ) -> Result<(), StoreError> {
     if let Some(filters) = filters {
         for (name, program) in filters.programs() {
-            let path = dir.join(name);
-            query::pin(program, &path).map_err(io_error(&path, "pin"))?;
+            pin_fd(program, dir, name)?;
         }
         if filters.owns_clsact {
             symlink(Path::new(CLSACT_MARK), &dir.join(CLSACT_MARK))?;
         }
     }
-    for (name, link) in links {
-        let path = dir.join(*name);
-        query::pin(link, &path).map_err(io_error(&path, "pin"))?;
-    }
-    Ok(())
+    links.iter().try_for_each(|(name, link)| pin_fd(link, dir, name))
 }
 
 /// Detaches the links pinned in `dir`, and those of members, at once, whoever else may hold them open.
@@ -109,7 +117,7 @@ pub(super) fn detach_links(dir: &Path) -> Result<(), StoreError> {
 }
 
 /// The same of one link, if there is one.
-pub(super) fn detach_link(dir: &Path, name: &str) -> Result<(), StoreError> {
+pub(crate) fn detach_link(dir: &Path, name: &str) -> Result<(), StoreError> {
     let path = dir.join(name);
     if path.exists() {
         let link = Link::open(&path).map_err(bpf_error(&path, "open"))?;

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use super::{StoreError, symlink};
+use super::{StoreError, name_in, symlink};
 use crate::BUILD;
 
 /// Prefix of the directory of a pool; no limit's name starts with it.
@@ -26,14 +26,14 @@ pub(super) fn is_slots(dir: &Path) -> bool {
 
 /// The slot of the limit in a directory; 0: it has maps of its own.
 pub(super) fn slot_in(dir: &Path) -> u32 {
-    let read = |link: &str| fs::read_link(dir.join(link)).ok();
-    let slot = read(POOL).filter(|pool| is_slots(pool)).and_then(|_| read(PLACE));
-    slot.and_then(|slot| slot.to_str()?.parse().ok()).unwrap_or_default()
+    let is_pooled = name_in(dir, POOL).is_some_and(|pool| is_slots(Path::new(&pool)));
+    let slot = name_in(dir, PLACE).filter(|_| is_pooled);
+    slot.and_then(|slot| slot.parse().ok()).unwrap_or_default()
 }
 
 /// Whose programs a pool runs.
 pub(super) fn build_of_pool(dir: &Path) -> Option<String> {
-    fs::read_link(dir.join(POOL_BUILD)).ok()?.to_str().map(str::to_owned)
+    name_in(dir, POOL_BUILD)
 }
 
 /// Writes that a pool runs the programs of this build.

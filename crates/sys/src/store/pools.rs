@@ -24,8 +24,8 @@ use tidegate_core::{
 };
 
 use super::{
-    BUILDING, DEV, Intent, MAX_LIMITS, PORT, Store, StoreError, bpf_error, io_error, limit_error,
-    pins::{detach_links, pin_hooks, pin_maps, remove_pins},
+    BUILDING, DEV, Intent, MAX_LIMITS, PORT, Store, StoreError, io_error, limit_error, name_in,
+    pins::{detach_links, pin_each, pin_hooks, pin_maps, remove_pins},
     pool_names::{PLACE, POOL, POOL_PREFIX, file_name, is_slots, sign_pool},
     symlink,
 };
@@ -82,9 +82,7 @@ impl Store {
         let taken = pool.taken(&options.matched, None).map_err(refused())?;
         check_prefixes(dir, scope, taken)?;
         let taken = places_in(dir)?;
-        // The first number that is not the one of its turn.
-        let mut free = (0..intf::PLACES).zip(taken.into_iter().map(Some).chain([None]));
-        let free = free.find(|(index, taken)| Some(*index) != *taken).map(|(index, _)| index);
+        let free = (0..intf::PLACES).find(|index| taken.binary_search(index).is_err());
         let index = free.ok_or_else(|| refused()(LimitError::NoPlace))?;
         let link = dir.join(index.to_string());
         symlink(Path::new(name), &link)?;
@@ -139,25 +137,15 @@ impl Store {
             let (mut pool, mut hooked) = MapPool::attach(target, None).map_err(refused())?;
             let building = self.root.join(format!("{BUILDING}{}", file_name(dir)));
             fs::create_dir(&building).map_err(io_error(&building, "create"))?;
-            let pin = || {
-                for (name, map) in pool.pins() {
-                    let path = building.join(name);
-                    map.pin(&path).map_err(bpf_error(&path, "pin"))?;
-                }
+            let mut pin = || {
+                pin_each(pool.pins(), &building)?;
                 pin_hooks(hooked.filters.as_ref(), &hooked.links, &building)?;
                 sign_pool(&building)?;
                 fs::rename(&building, dir).map_err(io_error(dir, "rename to"))
             };
-            return match { pin }() {
-                Err(e) => {
-                    let _ = remove_pins(&building);
-                    Err(e)
-                }
-                Ok(()) => {
-                    hooked.filters.iter_mut().for_each(Filters::keep);
-                    Ok(pool)
-                }
-            };
+            pin().inspect_err(|_| drop(remove_pins(&building)))?;
+            hooked.filters.iter_mut().for_each(Filters::keep);
+            return Ok(pool);
         }
         let pool = MapPool::open(dir).map_err(refused())?;
         if device::unhooked(dir, limit, &HOOKS).is_empty() {
@@ -210,9 +198,9 @@ impl Store {
 
     /// Where the pool of a limit is, and its place: to be asked before its directory goes.
     pub(super) fn place_of(&self, name: &str) -> Option<(PathBuf, u32)> {
-        let read = |link: &str| fs::read_link(self.root.join(name).join(link)).ok();
-        let pool = self.root.join(read(POOL)?);
-        Some((pool, read(PLACE)?.to_str()?.parse().ok()?))
+        let dir = self.root.join(name);
+        let pool = self.root.join(name_in(&dir, POOL)?);
+        Some((pool, name_in(&dir, PLACE)?.parse().ok()?))
     }
 
     /// The hooks at which a limit with prefixes no longer is.
@@ -304,8 +292,7 @@ fn unsorted_places_in(dir: &Path) -> Result<impl Iterator<Item = u32>, StoreErro
 
 /// The name of the limit in a place.
 pub(super) fn limit_in(dir: &Path, index: u32) -> Option<String> {
-    let name = fs::read_link(dir.join(index.to_string())).ok()?;
-    name.to_str().map(str::to_owned)
+    name_in(dir, &index.to_string())
 }
 
 /// Takes the programs of a pool off, with their pins.

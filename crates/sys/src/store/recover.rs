@@ -10,12 +10,14 @@ use std::{collections::BTreeSet, fs, os::fd::AsFd, path::Path};
 use libbpf_rs::Program;
 
 use super::{
-    ASIDE, BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, contains,
+    ASIDE, BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, cgroup_in,
+    contains,
     htb::device_in,
     is_above,
     journal::{self, Deed, Journal, Object, Step},
     limit_error,
     members::{self, SELECT},
+    name_in,
     pins::{detach_links, remove_pins, settings_in},
     pool_names::{POOL_PREFIX, file_name},
     pools::{limit_of_pool, places_in},
@@ -30,7 +32,7 @@ use crate::{
     remains, root_qdisc,
     schemes::{
         acks,
-        htb::{self, ROOT, name_in},
+        htb::{self, ROOT},
     },
 };
 
@@ -126,10 +128,8 @@ impl Store {
     /// How many limits one that is listed, or set aside, is inside of.
     fn depth_of(&self, entry: &str) -> usize {
         let aside: String = entry.chars().take_while(|first| *first == ASIDE).collect();
-        let above = |entry: &String| {
-            let parent = fs::read_link(self.root.join(entry).join(PARENT)).ok()?;
-            Some(format!("{aside}{}", parent.display()))
-        };
+        let above =
+            |entry: &String| Some(format!("{aside}{}", name_in(&self.root.join(entry), PARENT)?));
         std::iter::successors(above(&entry.to_owned()), above)
             .take(tidegate_core::class::MAX_DEPTH)
             .count()
@@ -138,15 +138,11 @@ impl Store {
     /// The limits that work with the maps of an earlier parent, while their parent is another limit of that
     /// name, and all that are inside them; parents first. A writer replaces a parent before its children.
     pub(super) fn names_of_lost_children(&self) -> Vec<String> {
-        let parent_of = |name: &String| {
-            let parent = fs::read_link(self.root.join(name).join(PARENT)).ok()?;
-            parent.to_str().map(str::to_owned)
-        };
         let mut names = self.names().unwrap_or_default();
         names.sort_by_cached_key(|name| self.depth_of(name));
         let mut lost: Vec<String> = Vec::new();
         for name in names {
-            let Some(parent) = parent_of(&name) else { continue };
+            let Some(parent) = name_in(&self.root.join(&name), PARENT) else { continue };
             let is_lost = || {
                 let dir = self.root.join(&name);
                 self.root.join(&parent).join("queues").exists()
@@ -260,7 +256,7 @@ impl Store {
         let own = entry.trim_start_matches([BUILDING, ASIDE]);
         for name in self.around_path(hierarchy, path).unwrap_or_default() {
             let dir = self.root.join(&name);
-            let at = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at)).ok();
+            let at = cgroup_in(hierarchy, &dir);
             // One that loses a member is named as leaving, too.
             let leaves = at.is_some() && name != own && self.leaving.contains(&name);
             if name == entry || leaves {
@@ -288,7 +284,7 @@ impl Store {
             && [CGROUP, SELECT, DEV, PORT].iter().any(is_at)
         {
             self.release_unread(hierarchy, entry);
-            let at = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at)).ok();
+            let at = cgroup_in(hierarchy, &dir);
             for at in at.into_iter().chain(members::paths_in(hierarchy, &dir)) {
                 self.take_again(hierarchy, entry, &at);
             }

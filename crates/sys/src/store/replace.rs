@@ -11,14 +11,15 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tidegate_core::{Direction, Scope, police::Hook};
 
 use super::{
-    ASIDE, BUILDING, CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, StoreLock,
-    bpf_error,
+    ASIDE, BUILDING, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, StoreLock,
+    bpf_error, cgroup_in,
     htb::device_in,
     io_error,
     journal::{Deed, Journal},
     limit_error,
     members::selector_in,
-    pins::remove_pins,
+    name_in,
+    pins::{open_map, remove_pins},
     pool_names::{PLACE, POOL},
     symlink,
 };
@@ -30,7 +31,7 @@ use crate::{
     limit::{Carried, LimitOptions, Reading},
     schemes::{
         LINKS,
-        htb::{ROOT, SLOT, SLOTS_PIN, name_in},
+        htb::{ROOT, SLOT, SLOTS_PIN},
     },
 };
 
@@ -114,8 +115,7 @@ impl Store {
     }
 
     fn written_in(&self, entry: &str, link: &str) -> Option<Carried> {
-        let text = fs::read_link(self.root.join(entry).join(link)).ok()?;
-        serde_json::from_str(text.to_str()?).ok()
+        serde_json::from_str(&name_in(&self.root.join(entry), link)?).ok()
     }
 
     /// Writes what was counted, once. A limit is in force also where that fails.
@@ -225,7 +225,7 @@ impl Store {
     pub(super) fn put_back_with(&self, journal: &Journal, name: &str) -> Result<(), StoreError> {
         let dir = self.root.join(format!("{ASIDE}{name}"));
         let limit: Option<intf::Limit> =
-            open_pin(&dir, SETTINGS).ok().and_then(|map| lookup(&map, SETTINGS, 0).ok());
+            open_map(&dir, SETTINGS).ok().and_then(|map| lookup(&map, SETTINGS, 0).ok());
         let inode = limit.filter(|limit| limit.ifindex != 0).map(|limit| limit.cgroup_id);
         let put = || self.put_back_here(journal, name);
         inode.map_or_else(put, |inode| device::in_namespace(inode, put).unwrap_or(Ok(())))
@@ -298,17 +298,9 @@ pub(super) fn keep_settings(limit: &intf::Limit, dir: &Path) -> Result<(), Store
         .map_err(bpf_error(&path, "pin"))
 }
 
-fn open_pin(dir: &Path, name: &str) -> Result<MapHandle, StoreError> {
-    let path = dir.join(name);
-    MapHandle::from_pinned_path(&path).map_err(bpf_error(&path, "open"))
-}
-
 /// Where the limit of a directory was.
 fn scope_in(hierarchy: &Hierarchy, dir: &Path) -> Option<Scope> {
-    let cgroup = || {
-        let at = fs::read_link(dir.join(CGROUP)).ok()?;
-        Some(Scope::Cgroup(hierarchy.relative(&at)))
-    };
+    let cgroup = || cgroup_in(hierarchy, dir).map(Scope::Cgroup);
     let dev = name_in(dir, DEV).map(Scope::Dev);
     let select = selector_in(dir).map(Scope::Select);
     select.or(dev).or_else(|| name_in(dir, PORT).map(Scope::Port)).or_else(cgroup)

@@ -30,13 +30,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use libbpf_rs::{Link, MapCore, MapHandle, query::LinkTypeInfo};
+use libbpf_rs::{MapCore, MapHandle};
 use tidegate_core::{Scope, Selector, exempt::Exempt};
 
 use super::{
-    BUILDING, CGROUP, PARENT, PinnedLimit, Store, StoreError, bpf_error, io_error, limit_error,
-    members::{self, pin_programs, pin_successor, programs_in, selector_in},
-    pins::{pin_maps, pin_parent, remove_pins, update},
+    BUILDING, CGROUP, PARENT, PinnedLimit, Store, StoreError, bpf_error, cgroup_in, io_error,
+    limit_error,
+    members::{self, cgroup_of_link, pin_programs, pin_successor, programs_in, selector_in},
+    pins::{pin_each, pin_fd, pin_maps, pin_parent, remove_pins, update},
     pool_names::{KIND, PLACE, POOL, POOL_PREFIX, build_of_pool, file_name, is_slots, sign_pool},
     pools::{limit_in, places_in},
     symlink,
@@ -47,7 +48,6 @@ use crate::{
     exempt, intf,
     limit::slot_pool::{ADOPT_PIN, SlotPool},
     limit::{Adopt, LimitError, LimitMaps, LimitOptions, Loaded, ParentMaps},
-    query,
     schemes::{self, Pinning},
 };
 
@@ -106,8 +106,7 @@ impl Store {
                 symlink(Path::new(&parent.name), &building.join(PARENT))?;
             }
             for (name, link) in loaded.attach(cgroup).map_err(refused())? {
-                let path = building.join(name);
-                query::pin(link.as_fd(), &path).map_err(io_error(&path, "pin"))?;
+                pin_fd(link, &building, name)?;
             }
             if let Some(parent) = parent {
                 self.put_parents_behind(cgroup, &building, &parent.name)?;
@@ -138,9 +137,8 @@ impl Store {
         let parent = parent.map(|parent| parent.name.as_str());
         let is_here = |other: &String| {
             let dir = self.root.join(other);
-            let at = fs::read_link(dir.join(CGROUP)).ok();
-            at.is_some_and(|at| hierarchy.relative(&at) == cgroup.path())
-                || members::has(&dir, cgroup.id())
+            let at = cgroup_in(hierarchy, &dir);
+            at.is_some_and(|at| at == cgroup.path()) || members::has(&dir, cgroup.id())
         };
         let others = self.on_path(hierarchy, cgroup.path())?;
         for other in others.into_iter().filter(is_here) {
@@ -225,11 +223,8 @@ impl Store {
                 continue;
             }
             let taken = places_in(&dir)?;
-            // The first number that is not the one of its turn.
             let slots = pool.size().map_err(refused())?;
-            let mut free = (1..slots).zip(taken.into_iter().map(Some).chain([None]));
-            let free = free.find(|(slot, taken)| Some(*slot) != *taken);
-            if let Some((slot, _)) = free {
+            if let Some(slot) = (1..slots).find(|slot| taken.binary_search(slot).is_err()) {
                 return Ok(Some(Free { dir, pool, slot }));
             }
         }
@@ -255,10 +250,7 @@ impl Store {
         let building = self.root.join(format!("{BUILDING}{}", file_name(dir)));
         fs::create_dir(&building).map_err(io_error(&building, "create"))?;
         let mut make = || {
-            for (pin, map) in &mut loaded.maps {
-                let path = building.join(pin);
-                map.pin(&path).map_err(bpf_error(&path, "pin"))?;
-            }
+            pin_each(loaded.maps.iter_mut().map(|(pin, map)| (*pin, map)), &building)?;
             if let Some(above) = &mut loaded.above {
                 pin_parent(above, &building)?;
             }
@@ -297,7 +289,7 @@ impl Store {
                 let members = members::members_dirs(&dir).into_iter().map(|(_, member)| member);
                 for dir in std::iter::once(dir.clone()).chain(members) {
                     let pin = dir.join(link);
-                    if is_on_cgroup(&pin) {
+                    if cgroup_of_link(&pin).is_some_and(|id| id != 0) {
                         update(&pin, program.as_fd())?;
                     }
                 }
@@ -318,12 +310,6 @@ impl Store {
 pub(super) fn note_slot(dir: &Path, pool: &Path, slot: u32) -> Result<(), StoreError> {
     symlink(Path::new(&file_name(pool)), &dir.join(POOL))?;
     symlink(Path::new(&slot.to_string()), &dir.join(PLACE))
-}
-
-/// Whether a pinned link still is on a cgroup.
-fn is_on_cgroup(pin: &Path) -> bool {
-    let info = Link::open(pin).and_then(|link| link.info());
-    matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id != 0)
 }
 
 /// The part of a pool's name that tells which prefixes its limits exempt. Code points are a limit's own.

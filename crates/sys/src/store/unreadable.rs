@@ -18,9 +18,10 @@ use libbpf_rs::{Iter, Link, MapCore, MapHandle, Program};
 use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
 
 use super::{
-    CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, check_name,
+    CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, cgroup_in, check_name,
     htb::device_in,
     members::{SELECT, paths_in, selector_in},
+    name_in,
     pins::detach_links,
     pool_names::{is_slots, slot_in},
 };
@@ -36,7 +37,7 @@ use crate::{
     remains::{self, OnDevice},
     schemes::{
         LINKS,
-        htb::{self, ROOT, SLOT, name_in},
+        htb::{self, ROOT, SLOT},
         police::pool::MapPool,
     },
     skel,
@@ -166,8 +167,7 @@ impl Store {
         why: &StoreError,
     ) -> Unreadable {
         let dir = self.root.join(name);
-        let cgroup = fs::read_link(dir.join(CGROUP)).ok();
-        let cgroup = cgroup.map(|at| Scope::Cgroup(hierarchy.relative(&at)));
+        let cgroup = cgroup_in(hierarchy, &dir).map(Scope::Cgroup);
         let cgroup = cgroup.or_else(|| selector_in(&dir).map(Scope::Select));
         let device = |link: &str, kind: fn(String) -> Scope| name_in(&dir, link).map(kind);
         let why = match why {
@@ -198,16 +198,14 @@ impl Store {
         let _ = detach_links(&dir);
         if let Some((pool, slot)) = self.place_of(name).filter(|(pool, _)| is_slots(pool)) {
             // Its maps are others', too.
-            let at = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at)).ok();
-            for at in at.into_iter().chain(paths_in(hierarchy, &dir)) {
+            for at in cgroup_in(hierarchy, &dir).into_iter().chain(paths_in(hierarchy, &dir)) {
                 if let (Ok(cgroup), Ok(pool)) = (hierarchy.open(&at), SlotPool::open(&pool)) {
                     let _ = pool.release(hierarchy, &cgroup, slot);
                 }
             }
         } else if let Ok(sockets) = MapHandle::from_pinned_path(dir.join("sockets")) {
-            let at = fs::read_link(dir.join(CGROUP)).map(|at| hierarchy.relative(&at));
             // One that is removed, or of which nothing is known, may have left sockets anywhere.
-            let cgroup = at.ok().and_then(|path| hierarchy.open(&path).ok());
+            let cgroup = cgroup_in(hierarchy, &dir).and_then(|path| hierarchy.open(&path).ok());
             let Some(cgroup) = cgroup.or_else(|| hierarchy.open("").ok()) else { return };
             let _ = release_sockets(&sockets, &network_namespaces(hierarchy, &cgroup));
         }

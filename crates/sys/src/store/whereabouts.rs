@@ -1,13 +1,13 @@
 //! Where a limit is, where it was put on, and what of it is no longer there.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
-use libbpf_rs::{Link, query::LinkTypeInfo};
 use tidegate_core::Scope;
 
 use super::{
-    CGROUP, DEV, PORT, PinnedLimit,
-    members::{Member, members_in, selector_in},
+    DEV, PORT, PinnedLimit, cgroup_in,
+    members::{Member, cgroup_of_link, members_in, selector_in},
+    name_in,
 };
 use crate::{cgroup::Hierarchy, device, fq::FqError, intf, schemes};
 
@@ -52,15 +52,12 @@ impl PinnedLimit {
 }
 
 fn of_cgroup(hierarchy: &Hierarchy, dir: &Path, limit: &intf::Limit) -> Whereabouts {
-    let installed_on = fs::read_link(dir.join(CGROUP)).ok().map(|at| hierarchy.relative(&at));
+    let installed_on = cgroup_in(hierarchy, dir);
     let is_it = |path: &String| hierarchy.open(path).is_ok_and(|c| c.id() == limit.cgroup_id);
     // A cgroup of version 2 cannot be renamed, but has another path in another cgroup namespace.
     let remembered = installed_on.clone().filter(is_it);
     let cgroup = remembered.or_else(|| hierarchy.path_of(limit.cgroup_id));
-    let hooked = |name: &&str| {
-        let info = Link::open(dir.join(name)).and_then(|link| link.info());
-        matches!(info.map(|i| i.info), Ok(LinkTypeInfo::Cgroup(c)) if c.cgroup_id == limit.cgroup_id)
-    };
+    let hooked = |name: &&str| cgroup_of_link(&dir.join(name)) == Some(limit.cgroup_id);
     let hooks = schemes::of(limit.scheme()).links(limit);
     let unhooked = match cgroup {
         Some(_) => hooks.iter().copied().filter(|name| !hooked(name)).collect(),
@@ -77,8 +74,7 @@ fn of_cgroup(hierarchy: &Hierarchy, dir: &Path, limit: &intf::Limit) -> Whereabo
 fn of_device(dir: &Path, limit: &intf::Limit) -> Whereabouts {
     let (mark, kind): (_, fn(String) -> Scope) =
         if limit.flags & intf::FLAG_PORT != 0 { (PORT, Scope::Port) } else { (DEV, Scope::Dev) };
-    let name = fs::read_link(dir.join(mark)).ok();
-    let installed_on = name.and_then(|name| name.to_str().map(str::to_owned)).map(kind);
+    let installed_on = name_in(dir, mark).map(kind);
     let scope = installed_on.clone().filter(|scope| device::is_there(scope, limit));
     let unhooked = match scope {
         Some(_) => device::unhooked(dir, limit, schemes::of(limit.scheme()).links(limit)),

@@ -11,7 +11,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use libbpf_rs::{Link, MapHandle};
 use tidegate_core::{Direction, Scheme};
 
 use super::{AcksMaps, AcksOptions, AttachedAcks};
@@ -21,8 +20,8 @@ use crate::{
     intf,
     limit::{Lease, LimitError},
     store::{
-        StoreError, bpf_error, io_error, limit_error,
-        pins::{pin_hooks, remove_pins},
+        StoreError, io_error, limit_error,
+        pins::{detach_link, open_map, pin_each, pin_hooks, remove_pins},
     },
 };
 
@@ -49,10 +48,7 @@ impl AttachedAcks {
     fn pin_all(&mut self, dir: &Path) -> Result<(), StoreError> {
         let m = &mut self.maps;
         let maps = [&mut m.limits, &mut m.states, &mut m.backlogs, &mut m.counters, &mut m.flows];
-        for (name, map) in MAPS.into_iter().zip(maps) {
-            let path = dir.join(name);
-            map.pin(&path).map_err(bpf_error(&path, "pin"))?;
-        }
+        pin_each(MAPS.into_iter().zip(maps), dir)?;
         pin_hooks(self.hooked.filters.as_ref(), &self.hooked.links, dir)
     }
 }
@@ -63,11 +59,7 @@ impl AcksMaps {
     /// # Errors
     /// [`StoreError`].
     pub fn open(dir: &Path) -> Result<AcksMaps, StoreError> {
-        let open = |name: &str| {
-            let path = dir.join(name);
-            MapHandle::from_pinned_path(&path).map_err(bpf_error(&path, "open"))
-        };
-        let [limits, states, backlogs, counters, flows] = MAPS.map(open);
+        let [limits, states, backlogs, counters, flows] = MAPS.map(|name| open_map(dir, name));
         Ok(AcksMaps {
             limits: limits?,
             states: states?,
@@ -91,12 +83,7 @@ pub fn unhooked(dir: &Path, limit: &intf::Limit) -> Vec<&'static str> {
 pub fn remove(dir: &Path, limit: &intf::Limit) -> Result<(), StoreError> {
     device::remove_pinned_filters(dir, limit);
     for name in LINKS {
-        let path = dir.join(name);
-        if path.exists() {
-            let link = Link::open(&path).map_err(bpf_error(&path, "open"))?;
-            // One whose device is gone is off already.
-            let _ = link.detach();
-        }
+        detach_link(dir, name)?;
     }
     remove_pins(dir)
 }

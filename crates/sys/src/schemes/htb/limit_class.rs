@@ -14,12 +14,12 @@ use tidegate_core::{
 };
 
 use super::{
-    ROOT, SLOT, name_in,
+    ROOT, SLOT,
     slot::{MARKED_PIN, SLOTS_PIN, Slot, device_of},
     tree,
 };
 use crate::{
-    bpf::{lookup, lookup_cpus, map_error},
+    bpf::{lookup, lookup_cpus, map_error, name_in},
     clock::monotonic_ns,
     device, intf,
     limit::{Handle, LimitError, Reading, settings::Settings},

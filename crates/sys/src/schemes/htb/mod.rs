@@ -15,7 +15,7 @@ mod limit_class;
 mod slot;
 mod tree;
 
-use std::{fs, mem::MaybeUninit, path::Path};
+use std::{mem::MaybeUninit, path::Path};
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, ProgramMut};
 use tidegate_core::{
@@ -377,11 +377,6 @@ fn remove_ifb(netlink: &mut Netlink, ifindex: u32) {
 /// device.
 pub(crate) const SLOT: &str = "slot";
 pub(crate) const ROOT: &str = "root";
-
-/// What a symbolic link in the directory of a limit says.
-pub(crate) fn name_in(dir: &Path, link: &str) -> Option<String> {
-    fs::read_link(dir.join(link)).ok()?.to_str().map(str::to_owned)
-}
 
 /// Schemes `htb`, `dem` and `spring`. Their limits are put on by the store, which knows the tree.
 pub(crate) struct InTree {

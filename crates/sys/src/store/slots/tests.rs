@@ -56,7 +56,7 @@ fn root_limits_inside_one_limit_share_programs() {
     let pools: BTreeSet<_> = ["top", "a", "x"].into_iter().map(pool_of).collect();
     assert_eq!(pools.len(), 3);
     let program = |name: &str| {
-        Link::open(store.root.join(name).join("egress")).unwrap().info().unwrap().prog_id
+        libbpf_rs::Link::open(store.root.join(name).join("egress")).unwrap().info().unwrap().prog_id
     };
     assert_eq!((program("a"), program("x")), (program("b"), program("y")));
     assert_ne!(program("a"), program("x"));
