@@ -62,7 +62,6 @@ impl Trees {
 pub struct Written<'a> {
     /// Its name; empty if it has none.
     pub name: &'a str,
-    /// What it is on.
     pub scope: &'a Scope,
     /// The name of its parent.
     pub parent: Option<&'a str>,

@@ -37,7 +37,6 @@ pub struct Finding {
     /// What it is about, such as `kernel`.
     pub about: &'static str,
     pub verdict: Verdict,
-    /// What was found.
     pub found: String,
     /// What to do; `None` if there is nothing to do.
     pub advice: Option<String>,
@@ -75,7 +74,6 @@ pub struct Limits {
 /// A service of ours.
 #[derive(Debug, Clone, Default)]
 pub struct Service {
-    /// Its verb.
     pub verb: &'static str,
     /// The file by which it is wanted.
     pub file: &'static str,

@@ -81,7 +81,6 @@ pub struct ExplainOptions {
 pub enum Asked {
     /// A process.
     Process {
-        /// Its id.
         pid: u32,
         /// Its name.
         comm: String,
@@ -144,9 +143,7 @@ pub struct Place {
 /// A limit that applies, and what it did in the sample.
 #[derive(Debug, Clone, Serialize)]
 pub struct Applied {
-    /// Its name.
     pub name: String,
-    /// Its cgroup or device.
     #[serde(flatten, serialize_with = "crate::status::scope")]
     pub scope: Scope,
     /// With a selector: its cgroups.
@@ -163,7 +160,6 @@ pub struct Applied {
     pub guarantee_bit_s: Option<u64>,
     /// Its part of what that does not guarantee.
     pub weight: Option<u32>,
-    /// How it acts.
     #[serde(flatten)]
     pub settings: Settings,
     /// From the workload.

@@ -28,7 +28,6 @@ use crate::{settings::Asked, tree::ancestors};
 /// One limit among others.
 #[derive(Debug, Clone)]
 pub struct Member {
-    /// Its name.
     pub name: String,
     /// What it is on, as the host writes it; `None` while only its name in a file is known.
     pub scope: Option<Scope>,
@@ -36,7 +35,6 @@ pub struct Member {
     pub members: Vec<String>,
     /// The name of its parent.
     pub parent: Option<String>,
-    /// What it does.
     pub options: LimitOptions,
     /// The directions for which it was given a rate of its own.
     pub asked: Asked,
@@ -50,7 +48,6 @@ pub struct Member {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("limit `{name}`: {field}: {problem}")]
 pub struct FamilyError {
-    /// The limit.
     pub name: String,
     /// Its field, as a spec file names it.
     pub field: &'static str,
@@ -83,9 +80,7 @@ pub enum FamilyProblem {
     NotAbove {
         /// What the limit is on.
         scope: Scope,
-        /// The parent.
         parent: String,
-        /// What that is on.
         parent_scope: Scope,
     },
     /// A sibling contains it.
@@ -106,20 +101,10 @@ pub enum FamilyProblem {
     },
     /// A scheme that shares with nobody.
     #[error("`{parent}` has scheme `{scheme}`; a parent has {}", list('`', |i| i.trees == Trees::OfCgroups))]
-    ParentScheme {
-        /// The parent.
-        parent: String,
-        /// How it acts.
-        scheme: Scheme,
-    },
+    ParentScheme { parent: String, scheme: Scheme },
     /// A parent on a device.
     #[error("`{parent}` is on {scope}; a parent is on a cgroup, or with scheme `htb` on a device")]
-    ParentScope {
-        /// The parent.
-        parent: String,
-        /// What it is on.
-        scope: Scope,
-    },
+    ParentScope { parent: String, scope: Scope },
     /// A tree on a device has one scheme.
     #[error(
         "`{parent}` has scheme `{theirs}` and this limit `{ours}`; in a tree on a device all have {}, in a \
@@ -128,7 +113,6 @@ pub enum FamilyProblem {
         list('`', |info| info.trees == Trees::OfCgroups)
     )]
     Schemes {
-        /// The parent.
         parent: String,
         /// How that acts.
         theirs: Scheme,
@@ -152,7 +136,6 @@ pub enum FamilyProblem {
         "its parent `{parent}` does not limit {direction}; leave this out, or limit it there first"
     )]
     NotLimited {
-        /// The parent.
         parent: String,
         /// `egress` or `ingress`.
         direction: &'static str,
@@ -163,7 +146,6 @@ pub enum FamilyProblem {
          guarantee ({what}); lower their guarantees, or raise {what}"
     )]
     Reserved {
-        /// The parent.
         parent: String,
         /// Up to and with this limit.
         reserved: Rate,
@@ -178,7 +160,6 @@ pub enum FamilyProblem {
          first"
     )]
     NothingToPassOn {
-        /// The parent.
         parent: String,
         /// What the limit wants.
         wanted: Rate,

@@ -48,11 +48,7 @@ pub enum LiveError {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error("a limit on cgroup `{cgroup}` that something else holds: {source}")]
-    Elsewhere {
-        cgroup: String,
-        /// What went wrong.
-        source: LimitError,
-    },
+    Elsewhere { cgroup: String, source: LimitError },
 }
 
 /// The limits of a host.

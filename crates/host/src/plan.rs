@@ -36,13 +36,11 @@ use crate::{
 /// A limit that shall be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
-    /// Its name.
     pub name: String,
     /// Its cgroup or device, which exists, or its selector.
     pub scope: Scope,
     /// The cgroups that its selector matches.
     pub members: Vec<String>,
-    /// What it does.
     pub options: LimitOptions,
     /// The name of its parent.
     pub parent: Option<String>,
@@ -53,7 +51,6 @@ pub struct Wanted {
 /// A limit that is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Present {
-    /// Its name.
     pub name: String,
     /// Its cgroup or device, or where it was, or its selector.
     pub scope: Scope,
@@ -121,25 +118,13 @@ pub enum Action {
     Remove {
         /// The limit as it is.
         limit: Present,
-        /// Why.
         reason: Reason,
     },
     /// Change it in place.
-    Change {
-        /// Its name.
-        name: String,
-        /// Its cgroup or device.
-        scope: Scope,
-        /// As it is.
-        from: LimitOptions,
-        /// As it shall be.
-        to: LimitOptions,
-    },
+    Change { name: String, scope: Scope, from: LimitOptions, to: LimitOptions },
     /// Have cgroups join or leave a limit with a selector.
     Members {
-        /// Its name.
         name: String,
-        /// Its selector.
         scope: Scope,
         /// Those that join; none in a step in which others leave.
         join: Vec<String>,
@@ -161,7 +146,6 @@ pub enum Action {
         from: Present,
         /// Why it cannot be changed in place.
         reason: Reason,
-        /// As it shall be.
         to: Wanted,
     },
     /// Put a limit on.
@@ -223,7 +207,6 @@ impl PlanError {
 }
 
 impl Action {
-    /// Name of the limit.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
@@ -277,28 +260,12 @@ pub enum PlanError {
             ", write one as the parent of the other, or limit a cgroup above or below it"
         }
     )]
-    SameScope {
-        /// One limit.
-        first: String,
-        /// The other.
-        second: String,
-        /// Their cgroup or device.
-        scope: Scope,
-    },
+    SameScope { first: String, second: String, scope: Scope },
     /// Two limits of the spec have one prefix of a device.
     #[error(
         "limits `{first}` and `{second}` both have {prefix} of {scope}; give it to one of them"
     )]
-    SamePrefix {
-        /// One limit.
-        first: String,
-        /// The other.
-        second: String,
-        /// What both would have.
-        prefix: Prefix,
-        /// Their device.
-        scope: Scope,
-    },
+    SamePrefix { first: String, second: String, prefix: Prefix, scope: Scope },
     /// A limit of the host that the spec does not have is on the cgroup or device.
     #[error(
         "limit `{name}`: {scope} already has limit `{other}`, which is not in the file; \
@@ -307,9 +274,7 @@ pub enum PlanError {
     ScopeTaken {
         /// The limit of the spec.
         name: String,
-        /// The cgroup or device.
         scope: Scope,
-        /// The limit on it.
         other: String,
     },
     /// A limit of the host that the spec does not have has one of the prefixes.
@@ -320,11 +285,8 @@ pub enum PlanError {
     PrefixTaken {
         /// The limit of the spec.
         name: String,
-        /// The device.
         scope: Scope,
-        /// What both would have.
         prefix: Prefix,
-        /// Whose it is.
         other: String,
     },
     /// A limit of the spec is inside one that the plan takes off.
@@ -335,7 +297,6 @@ pub enum PlanError {
     ParentPruned {
         /// The limit of the spec.
         name: String,
-        /// Its parent.
         parent: String,
     },
     /// A limit cannot be where it is in its tree.

@@ -105,7 +105,6 @@ pub struct Patch {
     pub drop: Option<Span>,
     /// Charge packets on the loopback interface too.
     pub loopback: Option<bool>,
-    /// How the limit acts.
     pub scheme: Option<SchemeSetting>,
     /// With `nrm`: no TCP socket paces faster than the egress limit.
     pub pace_ceiling: Option<bool>,
@@ -152,12 +151,7 @@ pub enum SettingsProblem {
         scheme.info().fields.join(", "),
         list('"', |info| info.has(field))
     )]
-    NotOfScheme {
-        /// The scheme.
-        scheme: Scheme,
-        /// The setting.
-        field: &'static str,
-    },
+    NotOfScheme { scheme: Scheme, field: &'static str },
     /// A timer that the kernel would not take.
     #[error("{0} is out of range; write 1ms to 200ms, or 0ms for the kernel's own")]
     Timer(Nanos),
@@ -168,7 +162,6 @@ pub enum SettingsProblem {
         other = if scheme.info().scopes.contains(scope) { "another" } else { "a" },
     )]
     NotOn {
-        /// The scheme.
         scheme: Scheme,
         /// `cgroup`, `device` or `port`.
         scope: &'static str,
@@ -181,7 +174,6 @@ pub enum SettingsProblem {
          {instead}"
     )]
     OneWay {
-        /// The scheme.
         scheme: Scheme,
         /// `cgroup`, `device` or `port`.
         scope: &'static str,
@@ -223,7 +215,6 @@ pub enum SettingsProblem {
     /// More than it could ever use.
     #[error("{guarantee} is above its ceiling of {ceiling}; make the one less or the other more")]
     AboveCeiling {
-        /// What shall be guaranteed.
         guarantee: Rate,
         /// The most that it may use.
         ceiling: Rate,
@@ -536,9 +527,7 @@ fn timer(field: &'static str, time: Option<Nanos>) -> Result<Option<Nanos>, Sett
 pub struct Difference {
     /// `egress`, `egress burst`, `loopback` ...
     pub field: String,
-    /// As it is.
     pub from: String,
-    /// As it shall be.
     pub to: String,
 }
 

@@ -26,7 +26,6 @@ pub struct SocketSample {
     /// It is one of those that were asked about.
     pub asked: bool,
     pub local: SocketAddr,
-    /// Its peer's.
     pub remote: SocketAddr,
     /// A process of the cgroup that holds it.
     pub pid: Option<u32>,
@@ -47,7 +46,6 @@ pub struct SocketSample {
     pub delivery_bit_s: u64,
     /// Smoothed round-trip time.
     pub rtt_ns: u64,
-    /// Congestion window.
     pub cwnd_segments: u32,
     pub retransmitted_segments: u32,
     /// Segments retransmitted since the connection began.

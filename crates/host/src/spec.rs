@@ -65,7 +65,6 @@ pub struct Spec {
 /// One `[[limit]]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LimitSpec {
-    /// Its name.
     pub name: String,
     /// Its cgroup or device as written.
     pub scope: Scope,
@@ -197,9 +196,7 @@ pub enum Problem {
     SameScope {
         /// `cgroup`, `dev` or `port`.
         kind: &'static str,
-        /// Who has it.
         name: String,
-        /// Where.
         line: usize,
     },
     /// The cgroup's path is none.
@@ -243,11 +240,8 @@ pub enum Problem {
     SamePrefix {
         /// `dev` or `port`.
         kind: &'static str,
-        /// What both would have.
         prefix: Prefix,
-        /// Who has it.
         name: String,
-        /// Where.
         line: usize,
     },
     /// Values that do not go together.

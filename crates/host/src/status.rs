@@ -33,7 +33,6 @@ use crate::{
 /// One limit.
 #[derive(Debug, Clone, Serialize)]
 pub struct LimitStatus {
-    /// Its name.
     pub name: String,
     /// Its cgroup, device or port, or where it was: a key of that name.
     #[serde(flatten, serialize_with = "scope")]
@@ -49,7 +48,6 @@ pub struct LimitStatus {
     pub guarantee_bit_s: Option<u64>,
     /// Its part of what that does not guarantee.
     pub weight: Option<u32>,
-    /// How it acts.
     #[serde(flatten)]
     pub settings: Settings,
     /// From the workload.
@@ -91,7 +89,6 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// How the limit acts.
     #[must_use]
     pub fn scheme(&self) -> &'static str {
         self.options.map_or("unknown", |options| options.scheme.name())
@@ -203,7 +200,6 @@ pub struct Ages(pub [Option<u64>; intf::OUTCOMES]);
 /// Packets and bytes by outcome, in the order of [`OUTCOME_TABLE`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Packets.
     pub packets: [u64; intf::OUTCOMES],
     /// Bytes on the wire.
     pub bytes: [u64; intf::OUTCOMES],
@@ -558,9 +554,7 @@ fn backlog_ns(finish_ns: u64, now_ns: u64, burst_ns: u64) -> i64 {
 pub struct LimitSample {
     /// When the interval ended: nanoseconds since 1970.
     pub unix_ns: u64,
-    /// How long it was.
     pub interval_ns: u64,
-    /// Name of the limit.
     pub name: String,
     /// Its cgroup, device or port, or where it was: a key of that name.
     #[serde(flatten, serialize_with = "scope")]

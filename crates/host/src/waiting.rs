@@ -59,7 +59,6 @@ pub struct Passing {
     /// Its device or cgroup.
     #[serde(flatten, serialize_with = "crate::status::scope")]
     pub scope: Scope,
-    /// How it acts.
     pub scheme: &'static str,
     /// `egress` or `ingress`, of the workload.
     pub direction: &'static str,

@@ -29,7 +29,6 @@ pub const MAX_ATTACHED: usize = 8192;
 /// A limit that the kernel enforces on a cgroup.
 #[derive(Debug)]
 pub struct Attached {
-    /// The cgroup's id.
     pub cgroup_id: u64,
     pub id: LimitId,
     pub maps: LimitMaps,

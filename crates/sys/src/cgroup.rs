@@ -45,11 +45,7 @@ pub enum CgroupError {
         "cgroup `{path}` does not exist below {mount}; `systemd-cgls` or `ls {mount}` shows those that do (a \
          service has one only while it runs)"
     )]
-    Missing {
-        path: String,
-        /// The mount point.
-        mount: String,
-    },
+    Missing { path: String, mount: String },
     #[error("`{0}` is no cgroup but a file; name the directory")]
     NotADirectory(String),
     #[error("cgroup path `{0}` must be relative to the cgroup mount and free of `..`")]
@@ -58,10 +54,7 @@ pub enum CgroupError {
         "cannot make a cgroup in {mount}: it is mounted read-only, as in most containers; run \
          tidegate on the host, or give the container a writable cgroup file system"
     )]
-    ReadOnly {
-        /// The mount point.
-        mount: String,
-    },
+    ReadOnly { mount: String },
     #[error("cgroup `{path}`: cannot {action}: {source}")]
     Io {
         /// The group.

@@ -84,11 +84,7 @@ pub enum SpawnError {
     #[error("`{command}`: cannot be executed: {source}")]
     NotExecutable { command: String, source: io::Error },
     #[error("cgroup `{cgroup}` does not take a process: {source}")]
-    Enter {
-        /// The group.
-        cgroup: String,
-        source: io::Error,
-    },
+    Enter { cgroup: String, source: io::Error },
     #[error("cannot become another user: {0}; run it as root")]
     User(io::Error),
     #[error("cannot start a process: {0}")]
@@ -111,7 +107,6 @@ impl std::fmt::Debug for SignalQueue {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
-    /// Its number.
     pub signal: i32,
     /// It came from the kernel, as a terminal's do, and not from a process.
     pub from_kernel: bool,

@@ -163,7 +163,6 @@ impl StoreLock {
 /// A limit that is pinned.
 #[derive(Debug)]
 pub struct PinnedLimit {
-    /// Its name.
     pub name: String,
     /// As it is in force.
     pub limit: intf::Entry,
@@ -192,7 +191,6 @@ pub struct PinnedLimit {
 }
 
 impl PinnedLimit {
-    /// Its maps.
     #[must_use]
     pub fn maps(&self) -> &LimitMaps {
         &self.maps

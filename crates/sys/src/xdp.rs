@@ -51,13 +51,11 @@ pub enum XdpError {
     Bpf {
         /// What was asked, as a phrase that follows "cannot".
         action: &'static str,
-        /// libbpf's error.
         source: libbpf_rs::Error,
     },
     #[error("cannot attach XDP to {device}: {source}{hint}")]
     Attach {
         device: String,
-        /// The kernel's answer.
         source: io::Error,
         /// What to do, in parentheses; may be empty.
         hint: &'static str,

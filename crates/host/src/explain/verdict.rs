@@ -37,12 +37,7 @@ pub enum Verdict {
         limit: String,
     },
     /// A limit on a cgroup further in is full.
-    FurtherIn {
-        /// The limit.
-        limit: String,
-        /// Its cgroup.
-        cgroup: String,
-    },
+    FurtherIn { limit: String, cgroup: String },
     /// What moves stays on the loopback device, which no limit here charges.
     Loopback {
         /// The innermost limit.
@@ -52,9 +47,7 @@ pub enum Verdict {
     Idle,
     /// The flows send at their pacing rate.
     Paced {
-        /// The limit.
         limit: String,
-        /// Its rate.
         rate_bit_s: u64,
         /// What each flow may send.
         share_bit_s: u64,
@@ -63,13 +56,10 @@ pub enum Verdict {
     },
     /// A limit is full.
     Full {
-        /// The limit.
         limit: String,
         /// `egress` or `ingress`.
         direction: &'static str,
-        /// How it acts.
         scheme: &'static str,
-        /// Its rate.
         rate_bit_s: u64,
         /// What was used of it.
         used_bit_s: u64,
@@ -91,15 +81,12 @@ pub enum Verdict {
     /// The connection's window is full, below what the limits allow: its path is long or loses packets, or,
     /// on a short one, `pace` keeps the window small.
     Window {
-        /// Its congestion control.
         congestion_control: String,
-        /// Its window.
         cwnd_segments: u32,
         /// Segments retransmitted in the sample.
         retransmitted_segments: u32,
         /// How much of its share or of the limit is used.
         part: f64,
-        /// The limit.
         limit: String,
     },
     /// The sender has no more to send.
@@ -108,7 +95,6 @@ pub enum Verdict {
         part: f64,
         /// `share` of a flow, or the whole `limit`.
         of: &'static str,
-        /// The limit.
         limit: String,
     },
 }

@@ -37,7 +37,6 @@ pub struct NicOptions {
     pub file: Option<PathBuf>,
     /// Its threads: queues of each port.
     pub shapers: u32,
-    /// How they work.
     pub relay: RelayOptions,
     /// TAP devices that it makes stay when it ends.
     pub persistent: bool,

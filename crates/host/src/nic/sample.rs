@@ -120,7 +120,6 @@ impl EndReading {
 pub struct NicSample {
     /// When the interval ended: nanoseconds since 1970.
     pub unix_ns: u64,
-    /// How long it was.
     pub interval_ns: u64,
     pub nic: String,
     /// From the first port to the second, and back.

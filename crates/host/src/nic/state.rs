@@ -36,11 +36,7 @@ pub enum StateError {
     #[error("nic `{name}` runs already{}; end that first", process(*.pid))]
     Running { name: String, pid: Option<u64> },
     #[error("{}: {source}{}", .path.display(), as_root(.source))]
-    Io {
-        /// The file or directory.
-        path: PathBuf,
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
 }
 
 fn process(pid: Option<u64>) -> String {

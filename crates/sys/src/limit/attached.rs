@@ -68,7 +68,6 @@ impl AttachedLimit {
         self.qdisc.keep();
     }
 
-    /// Its maps.
     #[must_use]
     pub fn maps(&self) -> &LimitMaps {
         &self.maps

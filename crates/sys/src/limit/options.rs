@@ -22,7 +22,6 @@ pub struct LimitOptions {
     pub ingress: Option<VirtualQueueOptions>,
     /// Charge packets on the loopback interface too.
     pub loopback: bool,
-    /// How it acts.
     pub scheme: Scheme,
     /// Why the scheme was chosen; `None`: it was named. Not in the map.
     pub chosen: Option<Why>,

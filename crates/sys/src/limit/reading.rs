@@ -20,7 +20,6 @@ pub struct Reading {
 /// Packets and bytes by the colour that a policer gave them: green, yellow, red.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Colours {
-    /// Packets.
     pub packets: [u64; intf::COLOURS],
     /// Bytes on the wire.
     pub bytes: [u64; intf::COLOURS],

@@ -44,7 +44,6 @@ const ACTION: &str = "list the TCP sockets";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpSocket {
     pub local: SocketAddr,
-    /// Its peer's.
     pub remote: SocketAddr,
     /// The kernel's number for it, never used again.
     pub cookie: u64,

@@ -11,7 +11,6 @@ pub const MAX_DESCRIPTORS: usize = 1 << 16;
 /// A process that holds a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Its id.
     pub pid: u32,
     /// Its name, as the kernel cuts it.
     pub comm: String,

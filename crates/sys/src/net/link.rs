@@ -42,15 +42,11 @@ pub struct Route {
 /// segmented count once. `tidegate-instruments` measures what is on the wire.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinkStats {
-    /// Packets received.
     pub rx_packets: u64,
-    /// Bytes received.
     pub rx_bytes: u64,
     /// Packets that came in and were dropped.
     pub rx_dropped: u64,
-    /// Packets sent.
     pub tx_packets: u64,
-    /// Bytes sent.
     pub tx_bytes: u64,
     /// Packets that were to be sent and were dropped by the device.
     pub tx_dropped: u64,

@@ -38,7 +38,6 @@ pub enum NetError {
     Refused {
         /// What was asked, as a phrase that follows "cannot".
         action: String,
-        /// The error number.
         source: io::Error,
         /// The kernel's own words (netlink extended acknowledgement); may be empty.
         detail: String,
@@ -47,13 +46,7 @@ pub enum NetError {
     Malformed { action: String, detail: String },
     /// A name or a number is outside what the kernel can take.
     #[error("{field} is {read}: {expected}")]
-    Invalid {
-        /// Which argument.
-        field: &'static str,
-        read: String,
-        /// What to give instead.
-        expected: &'static str,
-    },
+    Invalid { field: &'static str, read: String, expected: &'static str },
 }
 
 impl NetError {

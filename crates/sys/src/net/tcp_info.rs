@@ -17,7 +17,6 @@ pub struct TcpInfo {
     pub data_segments_sent: u32,
     /// Segments delivered that came back marked congestion-experienced.
     pub delivered_ce_segments: u32,
-    /// Congestion window, in segments.
     pub cwnd_segments: u32,
     /// The rate at which the connection paces itself; `u64::MAX` is no pacing.
     pub pacing_bytes_s: u64,

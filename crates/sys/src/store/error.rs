@@ -23,36 +23,19 @@ pub enum StoreError {
     Exists(String),
     /// Another limit has the cgroup or device.
     #[error("{scope} already has limit `{name}`; change it with `tidegate limit set {name} ...`")]
-    ScopeTaken {
-        /// The cgroup or device.
-        scope: Scope,
-        /// Its limit.
-        name: String,
-    },
+    ScopeTaken { scope: Scope, name: String },
     /// Another limit has the prefix.
     #[error(
         "{scope} already has limit `{name}` for {prefix}; put both directions in that one, or take the \
          prefix out with `tidegate limit set {name} --match ...`"
     )]
-    PrefixTaken {
-        /// The device.
-        scope: Scope,
-        /// What both would have.
-        prefix: Prefix,
-        /// Whose it is.
-        name: String,
-    },
+    PrefixTaken { scope: Scope, prefix: Prefix, name: String },
     /// The cgroup or device of a limit has been removed.
     #[error(
         "the {scope} of limit `{name}` is gone, so nothing is limited; when it is there again, put the limit \
          back with `tidegate apply` or `tidegate limit add`"
     )]
-    ScopeGone {
-        /// The limit.
-        name: String,
-        /// Where it was.
-        scope: Scope,
-    },
+    ScopeGone { name: String, scope: Scope },
     /// The programs of the other scheme are others.
     #[error(
         "limit `{0}` cannot change to other programs where it is: take it off and put it on again"
@@ -60,12 +43,7 @@ pub enum StoreError {
     OtherPrograms(String),
     /// There is no such parent.
     #[error("limit `{name}`: there is no limit `{parent}` that could be its parent")]
-    NoParent {
-        /// The limit.
-        name: String,
-        /// Its parent.
-        parent: String,
-    },
+    NoParent { name: String, parent: String },
     /// The parent's programs do not see the child's packets.
     #[error(
         "limit `{name}`: its parent `{parent}` must be on {scope} or on a cgroup above it, with scheme \
@@ -73,15 +51,10 @@ pub enum StoreError {
          with `{parent_scheme}`"
     )]
     NotAbove {
-        /// The limit.
         name: String,
-        /// Its cgroup or device.
         scope: Scope,
-        /// Its parent.
         parent: String,
-        /// What that is on.
         parent_scope: Scope,
-        /// How that acts.
         parent_scheme: Scheme,
     },
     /// A limit on one cgroup or device.
@@ -92,7 +65,6 @@ pub enum StoreError {
     /// Some cgroups could not join or leave. All others are as asked.
     #[error("limit `{name}`: {}", Failed(.failed))]
     Members {
-        /// The limit.
         name: String,
         /// The cgroups, and what went wrong with each.
         failed: Vec<(String, StoreError)>,
@@ -102,25 +74,13 @@ pub enum StoreError {
         "limit `{name}`: {scope} is not inside its parent `{parent}`; leave the parent out, or write a scope \
          that is inside it"
     )]
-    MemberOutside {
-        /// The limit.
-        name: String,
-        /// The cgroup.
-        scope: Scope,
-        /// Its parent.
-        parent: String,
-    },
+    MemberOutside { name: String, scope: Scope, parent: String },
     /// Too many limits above each other.
     #[error("limit `{0}`: more than {MAX_DEPTH} limits above each other; take some out")]
     TooDeep(String),
     /// A limit with children.
     #[error("limit `{name}` is the parent of {}; take those off first", .children.join(", "))]
-    HasChildren {
-        /// The limit.
-        name: String,
-        /// Its children.
-        children: Vec<String>,
-    },
+    HasChildren { name: String, children: Vec<String> },
     /// A limit with a parent that shall have none, or the other way round.
     #[error(
         "limit `{0}` cannot get or lose its parent where it is: take it off and put it on again"
@@ -144,10 +104,7 @@ pub enum StoreError {
          ({why}), and the limit with that; mount it on the host first (mount -t bpf -o mode=0700 bpf \
          {BPFFS}), and start a container with -v {BPFFS}:{BPFFS}"
     )]
-    WouldEnd {
-        /// Why it would end.
-        why: String,
-    },
+    WouldEnd { why: String },
     /// Others than root may change the directory of the limits.
     #[error("{path} is open to other users ({why}), who could take limits off; type: {fix}")]
     Open {
@@ -165,9 +122,7 @@ pub enum StoreError {
         AsItWas(*.is_known, .name)
     )]
     Unreadable {
-        /// The limit.
         name: String,
-        /// Why it cannot be read.
         why: String,
         /// Whether it can be put on again as it was.
         is_known: bool,
@@ -177,23 +132,13 @@ pub enum StoreError {
         "limit `{name}` was made by tidegate {build}, which is newer than this one; use that version, or \
          take the limit off with `tidegate limit del {name}`"
     )]
-    Newer {
-        /// The limit.
-        name: String,
-        /// The version that made it.
-        build: String,
-    },
+    Newer { name: String, build: String },
     /// A limit that cannot be read has the cgroup or device.
     #[error(
         "{scope} already has limit `{name}`, which cannot be read (`tidegate status` says why); take it off \
          with `tidegate limit del {name}`"
     )]
-    ScopeUnreadable {
-        /// The cgroup or device.
-        scope: Scope,
-        /// Its limit.
-        name: String,
-    },
+    ScopeUnreadable { scope: Scope, name: String },
     /// Nothing says what is to be done again should this process die.
     #[error(
         "the journal {path} cannot be written ({source}), and without it a command that is killed could \
@@ -203,7 +148,6 @@ pub enum StoreError {
     NoJournal {
         /// Where it would be.
         path: String,
-        /// Why not.
         source: io::Error,
     },
     /// A limit was taken off for another one, which could not be put on; nor could the earlier one.
@@ -224,39 +168,19 @@ pub enum StoreError {
         "{scope} has an HTB of Tidegate that may be another store's or another container's; take it off \
          there with `tidegate detach`, or say --force to replace it"
     )]
-    OtherStore {
-        /// The device.
-        scope: Scope,
-    },
+    OtherStore { scope: Scope },
     /// A signal has come, between two steps.
     #[error("stopped by {name}")]
-    Stopped {
-        /// Its number.
-        signal: i32,
-        /// Its name.
-        name: &'static str,
-    },
+    Stopped { signal: i32, name: &'static str },
     /// Signals cannot be kept waiting.
     #[error("cannot block signals: {0}")]
     Signals(io::Error),
     /// The limit itself.
     #[error("limit `{name}`: {source}")]
-    Limit {
-        /// Its name.
-        name: String,
-        /// What went wrong.
-        source: LimitError,
-    },
+    Limit { name: String, source: LimitError },
     /// A pin could not be made, read or removed.
     #[error("{path}: {action}: {source}")]
-    Io {
-        /// The pin.
-        path: String,
-        /// What was tried.
-        action: &'static str,
-        /// Why it failed.
-        source: io::Error,
-    },
+    Io { path: String, action: &'static str, source: io::Error },
 }
 
 struct Failed<'a>(&'a [(String, StoreError)]);

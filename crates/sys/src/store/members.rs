@@ -220,7 +220,6 @@ fn all_joined(name: &str, failed: BTreeMap<String, StoreError>) -> Result<(), St
 /// Who joins what.
 pub(super) struct Joining<'a> {
     pub(super) hierarchy: &'a Hierarchy,
-    /// The limit's name.
     pub(super) name: &'a str,
     /// Its directory.
     pub(super) dir: &'a Path,

@@ -60,7 +60,6 @@ pub struct Listing {
 /// A limit that is pinned and cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unreadable {
-    /// Its name.
     pub name: String,
     /// Where it was put on, as far as its pins tell.
     pub scope: Option<Scope>,
@@ -68,7 +67,6 @@ pub struct Unreadable {
     pub members: Vec<String>,
     /// The name of its parent.
     pub parent: Option<String>,
-    /// Why it cannot be read.
     pub why: String,
     /// By which the kernel's links tell it.
     pub id: Option<LimitId>,

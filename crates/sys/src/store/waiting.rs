@@ -20,7 +20,6 @@ const PREFIX: &str = "~";
 /// A limit that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiting {
-    /// Its name.
     pub name: String,
     /// The cgroup or device that it is to be on.
     pub scope: Scope,

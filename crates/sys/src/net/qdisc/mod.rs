@@ -236,7 +236,6 @@ pub struct QueueStats {
     pub sent_bytes: u64,
     /// Packets sent, counted after segmentation. Wraps at 2^32, as the kernel's counter does.
     pub sent_packets: u32,
-    /// Packets dropped.
     pub drops: u32,
     /// How often a packet had to wait for its rate.
     pub overlimits: u32,

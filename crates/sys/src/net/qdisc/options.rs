@@ -193,7 +193,6 @@ impl FqCodel {
 /// CAKE, as `tc qdisc add ... cake bandwidth RATE`; what else it can is as the kernel has it.
 #[derive(Debug, Clone, Copy)]
 pub struct Cake {
-    /// The rate.
     pub bandwidth_bit_s: u64,
 }
 
