@@ -276,6 +276,16 @@ impl Hierarchy {
         }
     }
 
+    /// The ids of a cgroup, of all above it and of all below it.
+    pub(crate) fn ids_around(&self, cgroup: &Cgroup) -> Vec<u64> {
+        let path = cgroup.path();
+        let ends = path.char_indices().filter(|(_, letter)| *letter == '/').map(|(end, _)| end);
+        let above = [0].into_iter().chain(ends).map(|end| path[..end].to_owned());
+        let all = above.chain(self.find_below(path, |_| true));
+        let ids = all.filter_map(|path| Some(self.open(&path).ok()?.id()));
+        ids.chain([cgroup.id()]).collect()
+    }
+
     /// The paths of all groups at or below `path` whose name passes `filter`, parents first; at most
     /// [`MAX_CGROUPS`] groups are visited.
     #[must_use]

@@ -157,6 +157,11 @@ pub(crate) trait Scheme: Sync {
     }
 }
 
+/// Whether a limit shares programs with others.
+pub(crate) fn share_programs(options: &LimitOptions) -> bool {
+    of(options.scheme).pinning() == Pinning::Shared
+}
+
 /// A scheme by its name.
 pub(crate) fn of(scheme: core::Scheme) -> &'static dyn Scheme {
     match scheme {

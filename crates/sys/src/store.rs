@@ -84,7 +84,6 @@ pub use intent::Intent;
 pub use members::Member;
 use pool_names::{POOL_PREFIX, is_slots};
 pub use rate::RateSet;
-use slots::shares;
 pub use unreadable::{Listing, Unreadable};
 pub use waiting::Waiting;
 use whereabouts::Whereabouts;
@@ -523,7 +522,7 @@ impl Store {
         let parent = parent.map(|parent| self.find_parent(hierarchy, name, parent, scope, scheme));
         let parent = parent.transpose()?;
         let parent = parent.as_ref();
-        if let Some(cgroup) = cgroup.as_ref().filter(|_| shares(options)) {
+        if let Some(cgroup) = cgroup.as_ref().filter(|_| schemes::share_programs(options)) {
             self.check_free(hierarchy, name, scope, cgroup, parent)?;
             if self.install_in_slot(hierarchy, name, cgroup, options, parent)? {
                 return Ok(());

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! `TIDEGATE_LIMITS=10,100` says how many, `TIDEGATE_INSIDE=1` has them all inside one limit,
-//! `TIDEGATE_UNITS=1` has each name a unit in place of a cgroup, `TIDEGATE_REST=SECONDS` says how long the agent is watched. The parts
-//! of the time are those of a second run under strace, which makes each system call slower: read them as
-//! parts.
+//! `TIDEGATE_UNITS=1` has each name a unit in place of a cgroup, `TIDEGATE_REST=SECONDS` says how long the
+//! agent is watched. The parts of the time are those of a second run under strace, which makes each system
+//! call slower: read them as parts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

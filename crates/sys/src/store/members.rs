@@ -2,14 +2,17 @@
 //!
 //! ```text
 //! NAME/select                                        symbolic link to its selector
-//!      member_{egress,ingress,sockops}               its programs, also while it has no member
+//!      room, place                                   its pool and its slot there, or else
+//!      member_{egress,ingress,sockops}               its own programs, also while it has no member
 //!      members/ID/{egress,ingress,sockops}           links of a member; ID is the cgroup's
 //!                 cgroup                             symbolic link to its directory
 //!      members/_ID/                                  one that joins or leaves
 //! ```
 //!
-//! Programs and maps are the limit's, so rate, share and counters are of all members together. A member joins
-//! and leaves by its links alone. A directory `_ID` is taken off by the next writer, whatever is in it.
+//! All members have one slot of a pool ([`super::slots`]), or one copy of the programs and maps, so rate,
+//! share and counters are of all together. A member joins and leaves by its links, and by the slot that the
+//! kernel keeps with the cgroup. If one joins that another limit of the pool meets, too, its limit goes into
+//! another pool. A directory `_ID` is taken off by the next writer, whatever is in it.
 //!
 //! A cgroup that is removed is a member as long as there are sockets of it: what a service leaves in its send
 //! buffers when it is stopped is limited, too. The kernel then takes the links off, and the member leaves
@@ -30,7 +33,7 @@ use super::{
     ASIDE, BUILDING, CGROUP, MEMBERS, PARENT, PinnedLimit, Store, StoreError, StoreLock, bpf_error,
     cgroup_in, check_name, contains, io_error, limit_error, name_in,
     pins::{detach_links, pin_fd, pin_maps, remove_pins},
-    slots::{Free, ids_around, note_slot, shares},
+    pool_names::note_slot,
     symlink,
 };
 use crate::{
@@ -204,7 +207,7 @@ fn meets_its_pool<'a>(
 ) -> bool {
     let Some(pool) = &pinned.maps.pool else { return false };
     let is_others = |id| ![0, pinned.maps.at].contains(&pool.slot_of(id));
-    new.any(|cgroup| ids_around(hierarchy, cgroup).into_iter().any(is_others))
+    new.any(|cgroup| hierarchy.ids_around(cgroup).into_iter().any(is_others))
 }
 
 /// What has become of the members of a limit.
@@ -248,11 +251,11 @@ impl Store {
                 .flat_map(|entry| paths_in(hierarchy, &self.root.join(entry)))
                 .collect(),
         };
-        let free = match shares(options) {
+        let free = match schemes::share_programs(options) {
             true => {
                 let there = cgroups.iter().filter_map(|path| hierarchy.open(path).ok());
                 let around: Vec<_> =
-                    there.flat_map(|cgroup| ids_around(hierarchy, &cgroup)).collect();
+                    there.flat_map(|cgroup| hierarchy.ids_around(&cgroup)).collect();
                 let above = parent.map(|parent| &parent.maps);
                 self.free_slot(hierarchy, name, &around, above, &options.exempt)?
             }
@@ -265,14 +268,15 @@ impl Store {
                 let above = parent.map(|parent| &parent.maps);
                 scheme.load(0, options, above, Programs::All).map_err(refused())
             }
-            Some(Free { dir, pool, slot }) => {
+            Some(free) => {
+                let (dir, slot) = (&free.dir, free.slot);
                 symlink(Path::new(name), &dir.join(slot.to_string()))?;
                 let limit = options.encode(0).map_err(|e| refused()(LimitError::Config(e)))?;
-                let maps = pool.take(slot, limit).map_err(refused())?;
+                let maps = free.pool.take(slot, limit).map_err(refused())?;
                 if let Some(parent) = parent {
                     maps.start_in(&parent.maps, options).map_err(refused())?;
                 }
-                Ok(Loaded { maps, programs: programs_in(&dir)? })
+                Ok(Loaded { maps, programs: programs_in(dir)? })
             }
         };
         let building = self.root.join(format!("{BUILDING}{name}"));
@@ -391,8 +395,8 @@ impl Store {
         all_joined(name, failed)
     }
 
-    /// Puts a limit into another pool, with these cgroups, and all that are inside it behind it: no two limits
-    /// of a pool meet the same packet.
+    /// Puts a limit into another pool, with these cgroups, and all that are inside it behind it: no two
+    /// limits of a pool meet the same packet.
     fn change_pool(
         &self,
         lock: &StoreLock,

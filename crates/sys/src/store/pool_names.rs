@@ -31,6 +31,12 @@ pub(super) fn slot_in(dir: &Path) -> u32 {
     slot.and_then(|slot| slot.parse().ok()).unwrap_or_default()
 }
 
+/// Writes down in which slot of which pool the limit in a directory is.
+pub(super) fn note_slot(dir: &Path, pool: &Path, slot: u32) -> Result<(), StoreError> {
+    symlink(Path::new(&file_name(pool)), &dir.join(POOL))?;
+    symlink(Path::new(&slot.to_string()), &dir.join(PLACE))
+}
+
 /// Whose programs a pool runs.
 pub(super) fn build_of_pool(dir: &Path) -> Option<String> {
     name_in(dir, POOL_BUILD)

@@ -38,7 +38,7 @@ use super::{
     limit_error,
     members::{self, cgroup_of_link, pin_programs, pin_successor, programs_in, selector_in},
     pins::{pin_each, pin_fd, pin_maps, pin_parent, remove_pins, update},
-    pool_names::{KIND, PLACE, POOL, POOL_PREFIX, build_of_pool, file_name, is_slots, sign_pool},
+    pool_names::{KIND, POOL_PREFIX, build_of_pool, file_name, is_slots, note_slot, sign_pool},
     pools::{limit_in, places_in},
     symlink,
 };
@@ -48,7 +48,7 @@ use crate::{
     exempt, intf,
     limit::slot_pool::{ADOPT_PIN, SlotPool},
     limit::{Adopt, LimitError, LimitMaps, LimitOptions, Loaded, ParentMaps},
-    schemes::{self, Pinning},
+    schemes,
 };
 
 /// In the name of a pool whose limits are inside another one, before what identifies that.
@@ -64,11 +64,6 @@ pub(super) struct Free {
     pub(super) dir: PathBuf,
     pub(super) pool: SlotPool,
     pub(super) slot: u32,
-}
-
-/// Whether a limit shares programs with others.
-pub(super) fn shares(options: &LimitOptions) -> bool {
-    schemes::of(options.scheme).pinning() == Pinning::Shared
 }
 
 impl Store {
@@ -88,7 +83,7 @@ impl Store {
             return Err(refused()(why.into()));
         }
         let above = parent.map(|parent| &parent.maps);
-        let around = ids_around(hierarchy, cgroup);
+        let around = hierarchy.ids_around(cgroup);
         let free = self.free_slot(hierarchy, name, &around, above, &options.exempt)?;
         let Some(Free { dir, pool, slot }) = free else { return Ok(false) };
         symlink(Path::new(name), &dir.join(slot.to_string()))?;
@@ -306,27 +301,11 @@ impl Store {
     }
 }
 
-/// Writes down in which slot of which pool a limit is.
-pub(super) fn note_slot(dir: &Path, pool: &Path, slot: u32) -> Result<(), StoreError> {
-    symlink(Path::new(&file_name(pool)), &dir.join(POOL))?;
-    symlink(Path::new(&slot.to_string()), &dir.join(PLACE))
-}
-
 /// The part of a pool's name that tells which prefixes its limits exempt. Code points are a limit's own.
 fn exempts_in_name(exempt: &Exempt) -> String {
     let mut hasher = DefaultHasher::new();
     exempt.prefixes.to_string().hash(&mut hasher);
     format!("{EXEMPT_PREFIXES}{:016x}_", hasher.finish())
-}
-
-/// The ids of a cgroup, of all above it and of all below it.
-pub(super) fn ids_around(hierarchy: &Hierarchy, cgroup: &Cgroup) -> Vec<u64> {
-    let path = cgroup.path();
-    let ends = path.char_indices().filter(|(_, letter)| *letter == '/').map(|(end, _)| end);
-    let above = [0].into_iter().chain(ends).map(|end| path[..end].to_owned());
-    let all = above.chain(hierarchy.find_below(path, |_| true));
-    let ids = all.filter_map(|path| Some(hierarchy.open(&path).ok()?.id()));
-    ids.chain([cgroup.id()]).collect()
 }
 
 #[cfg(test)]
