@@ -181,7 +181,7 @@ fn root_users_may_limit_nothing_but_their_own() {
     fails(&mut bed.run_as(2, &bed.group, rate), "is not this user's");
     let theirs = bed.place.child("theirs");
     chown(theirs.absolute(), Some(2), Some(2)).unwrap();
-    fails(&mut bed.run_as(2, &theirs, rate), "members of group `tidegate`");
+    fails(&mut bed.run_as(2, &theirs, rate), "members of group `daemon`");
     fails(&mut bed.run_as(USER, &place.group, rate), "is not this user's");
     fails(&mut bed.run(&[&rate[..], &["--parent", "x"]].concat()), "--parent needs the privileges");
     fails(&mut bed.run(&[&rate[..], &["--user", "root"]].concat()), "--user needs the privileges");
