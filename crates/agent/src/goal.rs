@@ -207,7 +207,7 @@ struct Builder<'a> {
     goal: Goal,
     /// The file of each name.
     names: BTreeMap<String, String>,
-    /// What the schedule of the limit at hand says.
+    /// The schedule of the limit at hand, at this moment.
     scheduled: Option<Scheduled>,
 }
 

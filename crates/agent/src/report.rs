@@ -65,7 +65,7 @@ pub struct LimitReport {
     /// When its schedule gives it other rates: local time, with its offset.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub next_change: Option<String>,
-    /// Those rates, or `off`.
+    /// The rates from then on, or `off`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub next_rates: Option<String>,
     /// The paths of what it is on.
@@ -81,7 +81,7 @@ impl LimitReport {
         self.state.name().to_owned() + &reason.collect::<String>()
     }
 
-    /// What its schedule says, if it has one.
+    /// Its schedule in words, if it has one.
     #[must_use]
     pub fn schedule_words(&self) -> Option<String> {
         let now = match (self.state, &self.schedule) {

@@ -64,7 +64,7 @@ impl AgentStatus {
         self.running && whole(Path::new(&self.report.directory)) == directory
     }
 
-    /// What it says of a limit of its files.
+    /// Its report of a limit of its files.
     #[must_use]
     pub fn limit(&self, name: &str) -> Option<&LimitReport> {
         self.report.limits.iter().find(|limit| limit.name == name)

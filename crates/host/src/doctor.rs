@@ -80,9 +80,9 @@ pub struct Service {
     /// That file is there.
     pub wanted: bool,
     pub runs: bool,
-    /// What it does, a sentence each.
+    /// Its work, a sentence each.
     pub does: Vec<String>,
-    /// What it cannot do, each with what to do.
+    /// Its faults, each with what to do.
     pub lacks: Vec<(String, String)>,
 }
 

@@ -72,7 +72,7 @@ fn persisted(edit: Option<&Edit>, file: &Path, what: &str) -> Result<String> {
     Ok(format!("; {what} {}", file.display()))
 }
 
-/// What a limit is on now, with the members of a selector; or why it is on nothing.
+/// The scope of a limit as it is now, with the members of a selector; or why there is none.
 fn found(host: &Host, scope: &Scope) -> Result<Result<(Scope, Vec<String>), String>> {
     let scope = match host.resolve(scope) {
         Err(e) if e.is_missing() => return Ok(Err(e.to_string())),
@@ -92,7 +92,7 @@ fn found(host: &Host, scope: &Scope) -> Result<Result<(Scope, Vec<String>), Stri
     Ok(Ok((scope, members)))
 }
 
-/// What the agent makes of a limit of its files; `None` if no agent keeps the file. One that waits may be put
+/// The state of a limit by the agent's report; `None` if no agent keeps the file. One that waits may be put
 /// on at any moment.
 fn by_agent(run_dir: &Path, file: &Path, name: &str) -> Option<String> {
     let deadline = Instant::now() + AGENT_PATIENCE;

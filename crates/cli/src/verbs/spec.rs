@@ -495,7 +495,7 @@ struct WaitsJson<'a> {
     reason: String,
 }
 
-/// What the schedule of a limit says.
+/// The schedule of a limit at a moment.
 #[derive(Serialize)]
 struct ScheduleJson<'a> {
     name: &'a str,

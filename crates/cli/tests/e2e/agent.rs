@@ -387,7 +387,7 @@ fn root_agent_agrees_with_limits_that_are_persisted() {
     place.ok(&["detach"]);
 }
 
-/// What waits, or is off by its schedule, is shown and changed in the file.
+/// A limit that waits, or is off by its schedule, is shown, and changed in the file.
 #[test]
 fn root_limit_verbs_know_what_the_agent_keeps() {
     need_root!();

@@ -304,7 +304,7 @@ impl Reader<'_> {
     }
 }
 
-/// What a limit is on, from a kind of scope and one word.
+/// The scope of a limit, from its kind and one word.
 ///
 /// # Errors
 /// [`Problem`] when nothing can be called so.

@@ -130,7 +130,7 @@ pub struct Model {
     sockets: Option<TopSockets>,
     /// Why limits are not in force, by their names, as far as that is known beside the kernel.
     reasons: BTreeMap<String, String>,
-    /// What schedules say, by the names of their limits.
+    /// Schedules in words, by the names of their limits.
     schedules: BTreeMap<String, String>,
 }
 
