@@ -518,6 +518,10 @@ impl Store {
             Scope::Cgroup(path) => Some(hierarchy.open(path).map_err(|e| refused()(e.into()))?),
             _ => None,
         };
+        let is_new = !self.root.join(name).is_dir();
+        if is_new && !scope.is_device() && self.is_full(hierarchy)? {
+            return Err(StoreError::Full);
+        }
         let scheme = options.scheme;
         let parent = parent.map(|parent| self.find_parent(hierarchy, name, parent, scope, scheme));
         let parent = parent.transpose()?;

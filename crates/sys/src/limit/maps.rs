@@ -297,7 +297,7 @@ impl LimitMaps {
     /// A cgroup has left the limit, and its links are gone. The kernel keeps the slot of a cgroup.
     pub(crate) fn leave(&self, cgroup_id: u64) {
         if let Some(pool) = &self.pool {
-            pool.leave(cgroup_id);
+            pool.leave(cgroup_id, self.at);
         }
     }
 }

@@ -48,10 +48,12 @@ impl SlotPool {
         self.dir.join(pin).exists().then(|| open_map(&self.dir, pin)).transpose()
     }
 
-    /// A cgroup has left its limit.
-    pub(crate) fn leave(&self, cgroup_id: u64) {
+    /// A cgroup has left the limit of a slot, if it has that: it may be another one's by now.
+    pub(crate) fn leave(&self, cgroup_id: u64, slot: u32) {
         // One that is gone has no slot.
-        let _ = self.set(cgroup_id, 0);
+        if self.slot_of(cgroup_id) == slot {
+            let _ = self.set(cgroup_id, 0);
+        }
     }
 
     /// The slot of a cgroup; 0: it has no limit of this pool.

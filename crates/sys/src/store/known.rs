@@ -59,6 +59,11 @@ impl Store {
         ask: impl FnOnce(&Known) -> T,
     ) -> Result<T, StoreError> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = &mut *known {
+            for name in mem::take(&mut known.newer) {
+                known.note(hierarchy, &self.root.join(&name), &name);
+            }
+        }
         let known = match &mut *known {
             Some(known) if known.count < MAX_LIMITS => known,
             known => {
@@ -69,9 +74,6 @@ impl Store {
                 known.insert(found)
             }
         };
-        for name in mem::take(&mut known.newer) {
-            known.note(hierarchy, &self.root.join(&name), &name);
-        }
         Ok(ask(known))
     }
 
@@ -81,11 +83,12 @@ impl Store {
         hierarchy: &Hierarchy,
         path: &str,
     ) -> Result<Vec<String>, StoreError> {
-        let found = self.known(Some(hierarchy), |known| {
-            let there = known.cgroups.get(path).cloned().unwrap_or_default();
-            (known.count < MAX_LIMITS).then_some(there)
-        })?;
-        found.ok_or(StoreError::Full)
+        self.known(Some(hierarchy), |known| known.cgroups.get(path).cloned().unwrap_or_default())
+    }
+
+    /// Whether there are as many limits as there may be.
+    pub(super) fn is_full(&self, hierarchy: &Hierarchy) -> Result<bool, StoreError> {
+        self.known(Some(hierarchy), |known| known.count >= MAX_LIMITS)
     }
 
     /// Limits that may have a selector.
@@ -95,11 +98,9 @@ impl Store {
         selector: &Selector,
     ) -> Result<Vec<String>, StoreError> {
         let selector = PathBuf::from(selector.to_string());
-        let found = self.known(Some(hierarchy), |known| {
-            let there = known.selectors.get(&selector).cloned().unwrap_or_default();
-            (known.count < MAX_LIMITS).then_some(there)
-        })?;
-        found.ok_or(StoreError::Full)
+        self.known(Some(hierarchy), |known| {
+            known.selectors.get(&selector).cloned().unwrap_or_default()
+        })
     }
 
     /// A cgroup has joined a limit.

@@ -120,10 +120,11 @@ pub(super) fn cgroup_of_link(pin: &Path) -> Option<u64> {
     }
 }
 
-/// Whether a writer that died has left a member half way.
-pub(super) fn has_half(dir: &Path) -> bool {
+/// The ids of members that a writer which died has left half way.
+pub(super) fn half_members(dir: &Path) -> Vec<u64> {
     let entries = fs::read_dir(dir.join(MEMBERS)).into_iter().flatten().flatten();
-    entries.into_iter().any(|e| e.file_name().to_string_lossy().starts_with(BUILDING))
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter_map(|name| name.strip_prefix(BUILDING)?.parse().ok()).collect()
 }
 
 /// Pins programs that cgroups will get.
@@ -352,9 +353,8 @@ impl Store {
         }
         let is_new = |id: &u64| pinned.members.iter().all(|member| member.id != *id);
         for (_, cgroup) in wanted.iter().filter(|(id, _)| is_new(id)) {
-            let scope = Scope::Cgroup(cgroup.path().to_owned());
-            if let Err(taken) = self.check_free(hierarchy, name, &scope, cgroup, parent.as_ref()) {
-                failed.insert(cgroup.path().to_owned(), taken);
+            if let Err(refused) = self.check_member(hierarchy, name, cgroup, parent.as_ref()) {
+                failed.insert(cgroup.path().to_owned(), refused);
             }
         }
         wanted.retain(|_, cgroup| !failed.contains_key(cgroup.path()));
@@ -396,7 +396,8 @@ impl Store {
     }
 
     /// Puts a limit into another pool, with these cgroups, and all that are inside it behind it: no two
-    /// limits of a pool meet the same packet.
+    /// limits of a pool meet the same packet. It has the rates that were asked for: one that was lent comes with
+    /// the next message. A removed cgroup with sockets cannot be taken along.
     fn change_pool(
         &self,
         lock: &StoreLock,
@@ -405,18 +406,42 @@ impl Store {
         cgroups: &[String],
     ) -> Result<(), StoreError> {
         let mut store = self.clone();
-        store.begin_with(&pinned.name, cgroups);
-        let again = |limit: &PinnedLimit| {
-            let (scope, options) = (limit.scope.as_ref(), limit.options());
+        let mut again = |limit: &PinnedLimit, cgroups: &[String]| {
+            let Some(scope) = &limit.scope else { return Ok(()) };
+            store.begin_with(&limit.name, cgroups);
+            let options = limit.asked.unwrap_or_else(|| limit.options());
             let parent = limit.parent.as_deref();
-            scope.map_or(Ok(()), |scope| {
-                store.replace(lock, hierarchy, &limit.name, scope, &options, parent)
-            })
+            store.replace(lock, hierarchy, &limit.name, scope, &options, parent)
         };
-        again(pinned)?;
-        self.names_of_lost_children()
-            .iter()
-            .try_for_each(|name| again(&self.open(hierarchy, name)?))
+        again(pinned, cgroups)?;
+        let mut inside = self.children_of(&pinned.name)?;
+        while let Some(name) = inside.pop() {
+            // One that cannot be read is reported, and installed again by hand.
+            let Ok(child) = self.open(hierarchy, &name) else { continue };
+            let paths = child.members.iter().filter_map(|member| member.path.clone());
+            again(&child, &paths.collect::<Vec<_>>())?;
+            inside.extend(self.children_of(&name)?);
+        }
+        Ok(())
+    }
+
+    /// Checks that a cgroup can join a limit: no other limit is on it, and it is in that of the parent.
+    fn check_member(
+        &self,
+        hierarchy: &Hierarchy,
+        name: &str,
+        cgroup: &Cgroup,
+        parent: Option<&PinnedLimit>,
+    ) -> Result<(), StoreError> {
+        let scope = Scope::Cgroup(cgroup.path().to_owned());
+        self.check_free(hierarchy, name, &scope, cgroup, parent)?;
+        match parent.filter(|parent| !parent.contains(cgroup.path())) {
+            Some(above) => {
+                let (name, parent) = (name.to_owned(), above.name.clone());
+                Err(StoreError::MemberOutside { name, scope, parent })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Puts the programs of a limit on a cgroup. Nothing of it is left if that fails.
@@ -424,14 +449,7 @@ impl Store {
         let Joining { hierarchy, name, dir, loaded, parent } = *joining;
         let scope = Scope::Cgroup(cgroup.path().to_owned());
         let refused = || limit_error(name);
-        self.check_free(hierarchy, name, &scope, cgroup, parent)?;
-        if let Some(above) = parent.filter(|parent| !parent.contains(cgroup.path())) {
-            return Err(StoreError::MemberOutside {
-                name: name.to_owned(),
-                scope,
-                parent: above.name.clone(),
-            });
-        }
+        self.check_member(hierarchy, name, cgroup, parent)?;
         let limit = loaded.maps.limit().map_err(refused())?;
         let unkept = schemes::of(limit.scheme()).why_unkept(hierarchy, &scope, Some(cgroup));
         if let Some(why) = unkept {
@@ -503,17 +521,10 @@ impl Store {
     /// Takes off what a writer that died has left of members that joined or left.
     pub(super) fn sweep_members(&self, entry: &str) {
         let dir = self.root.join(entry);
-        if !has_half(&dir) {
-            return;
-        }
-        let Ok(hierarchy) = Hierarchy::find() else { return };
-        let maps = self.open(&hierarchy, entry).ok().map(|pinned| pinned.maps);
-        let entries = fs::read_dir(dir.join(MEMBERS)).into_iter().flatten().flatten();
-        for member in entries {
-            let name = member.file_name().to_string_lossy().into_owned();
-            let Some(id) = name.strip_prefix(BUILDING).and_then(|id| id.parse().ok()) else {
-                continue;
-            };
+        let half = half_members(&dir);
+        let Some(hierarchy) = Hierarchy::find().ok().filter(|_| !half.is_empty()) else { return };
+        let maps = self.open_at(&hierarchy, entry).ok().map(|pinned| pinned.maps);
+        for id in half {
             let _ = self.take_member_off(&hierarchy, &dir, id, maps.as_ref());
         }
     }

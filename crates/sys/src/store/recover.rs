@@ -47,7 +47,10 @@ impl Store {
         if !journal::has_step(&self.root)
             && !self.entries()?.iter().any(is_left)
             && self.names_of_lost_children().is_empty()
-            && !self.names()?.iter().any(|name| members::has_half(&self.root.join(name)))
+            && !self
+                .names()?
+                .iter()
+                .any(|name| !members::half_members(&self.root.join(name)).is_empty())
         {
             return Ok(Vec::new());
         }
@@ -137,7 +140,7 @@ impl Store {
 
     /// The limits that work with the maps of an earlier parent, while their parent is another limit of that
     /// name, and all that are inside them; parents first. A writer replaces a parent before its children.
-    pub(super) fn names_of_lost_children(&self) -> Vec<String> {
+    fn names_of_lost_children(&self) -> Vec<String> {
         let mut names = self.names().unwrap_or_default();
         names.sort_by_cached_key(|name| self.depth_of(name));
         let mut lost: Vec<String> = Vec::new();
@@ -238,6 +241,7 @@ impl Store {
         }
         self.vacate(maps).map_err(limit_error(entry))?;
         device::remove_pinned_filters(&dir, limit);
+        self.sweep_members(entry);
         // Links first: a connection that opens meanwhile must not be set again.
         detach_links(&dir)?;
         maps.leave(limit.cgroup_id);

@@ -20,7 +20,7 @@ use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
 use super::{
     CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, cgroup_in, check_name,
     htb::device_in,
-    members::{SELECT, paths_in, selector_in},
+    members::{SELECT, half_members, paths_in, selector_in},
     name_in,
     pins::detach_links,
     pool_names::{is_slots, slot_in},
@@ -200,6 +200,9 @@ impl Store {
                 if let (Ok(cgroup), Ok(pool)) = (hierarchy.open(&at), SlotPool::open(&pool)) {
                     let _ = pool.release(hierarchy, &cgroup, slot);
                 }
+            }
+            if let Ok(pool) = SlotPool::open(&pool) {
+                half_members(&dir).into_iter().for_each(|id| pool.leave(id, slot));
             }
         } else if let Ok(sockets) = MapHandle::from_pinned_path(dir.join("sockets")) {
             // One that is removed, or of which nothing is known, may have left sockets anywhere.

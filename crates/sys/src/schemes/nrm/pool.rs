@@ -126,14 +126,18 @@ impl SlotPool {
         Ok(links)
     }
 
-    /// Takes a cgroup, whose links are gone, out of a limit that cannot be read.
+    /// Takes a cgroup, whose links are gone, out of a limit that cannot be read. One that has another limit of
+    /// the pool by now is not touched.
     pub(crate) fn release(
         self,
         hierarchy: &Hierarchy,
         cgroup: &Cgroup,
         slot: u32,
     ) -> Result<(), LimitError> {
-        self.leave(cgroup.id());
+        if self.slot_of(cgroup.id()) != slot {
+            return Ok(());
+        }
+        self.leave(cgroup.id(), slot);
         let mut maps = self.all_maps()?;
         (maps.at, maps.pool) = (slot, Some(self));
         maps.adopt(hierarchy, cgroup, Adopt::Release)

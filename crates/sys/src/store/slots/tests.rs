@@ -145,3 +145,63 @@ fn root_limits_that_exempt_the_same_share_programs() {
     assert_eq!(pools.count(), 0);
     store.close(lock);
 }
+
+/// Two cgroups, the first with a limit of its own, the second a member of `web`, in one pool.
+fn member_beside(store: &mut Store, nest: &mut Nest) -> [u64; 2] {
+    for name in ["a", "b"] {
+        let group = nest.hierarchy.create(&nest.groups[0], name).unwrap();
+        nest.groups.push(group);
+    }
+    let [top, a, b] = &nest.groups[..] else { panic!("three cgroups") };
+    let lock = store.lock().unwrap();
+    let scope = Scope::Cgroup(a.path().to_owned());
+    store.install(&lock, &nest.hierarchy, "keep", &scope, &options(None), None).unwrap();
+    store.begin_with("web", &[b.path().to_owned()]);
+    let scope = Scope::of_cgroup(&format!("{}/b*", top.path()));
+    store.install(&lock, &nest.hierarchy, "web", &scope, &options(None), None).unwrap();
+    store.close(lock);
+    [a.id(), b.id()]
+}
+
+/// A slot that stays with a cgroup would keep it, and all around it, from the pool.
+#[test]
+fn root_a_killed_writer_leaves_no_slot_with_a_member() {
+    const TEST: &str = "root_a_killed_writer_leaves_no_slot_with_a_member";
+    let Some((_dir, _bpffs, mut store, mut nest)) = setup(TEST, "half") else { return };
+    let [a, b] = member_beside(&mut store, &mut nest);
+    let pool = store.pool_of("keep").unwrap().unwrap();
+    assert!(pool.slot_of(a) != 0 && pool.slot_of(b) != 0);
+    // As of a limit that was being built.
+    let members = store.root.join("web/members");
+    fs::rename(members.join(b.to_string()), members.join(format!("_{b}"))).unwrap();
+    fs::rename(store.root.join("web"), store.root.join("_web")).unwrap();
+    let lock = store.lock().unwrap();
+    assert!(!store.root.join("_web").exists());
+    assert!(pool.slot_of(a) != 0);
+    assert_eq!(pool.slot_of(b), 0);
+    store.remove(&lock, "keep").unwrap();
+    store.close(lock);
+}
+
+/// The cgroup of a member has been made again, and is another limit's.
+#[test]
+fn root_a_limit_that_cannot_be_read_leaves_the_slot_of_another() {
+    const TEST: &str = "root_a_limit_that_cannot_be_read_leaves_the_slot_of_another";
+    let Some((_dir, _bpffs, mut store, mut nest)) = setup(TEST, "again") else { return };
+    member_beside(&mut store, &mut nest);
+    let path = nest.groups.pop().unwrap();
+    let scope = Scope::Cgroup(path.path().to_owned());
+    path.remove(std::time::Instant::now() + std::time::Duration::from_secs(60)).unwrap();
+    nest.groups.push(nest.hierarchy.create(&nest.groups[0], "b").unwrap());
+    let lock = store.lock().unwrap();
+    store.install(&lock, &nest.hierarchy, "next", &scope, &options(None), None).unwrap();
+    let (pool, slot) = store.place_of("next").unwrap();
+    assert_eq!(store.place_of("web").unwrap().0, pool);
+    fs::remove_file(store.root.join("web/queues")).unwrap();
+    store.remove(&lock, "web").unwrap();
+    let pool = SlotPool::open(&pool).unwrap();
+    assert_eq!(pool.slot_of(nest.groups[2].id()), slot);
+    store.remove(&lock, "next").unwrap();
+    store.remove(&lock, "keep").unwrap();
+    store.close(lock);
+}
