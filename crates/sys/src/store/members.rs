@@ -396,8 +396,8 @@ impl Store {
     }
 
     /// Puts a limit into another pool, with these cgroups, and all that are inside it behind it: no two
-    /// limits of a pool meet the same packet. It has the rates that were asked for: one that was lent comes with
-    /// the next message. A removed cgroup with sockets cannot be taken along.
+    /// limits of a pool meet the same packet. It has the rates that were asked for: one that was lent comes
+    /// with the next message. A removed cgroup with sockets cannot be taken along.
     fn change_pool(
         &self,
         lock: &StoreLock,

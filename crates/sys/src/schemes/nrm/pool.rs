@@ -126,8 +126,8 @@ impl SlotPool {
         Ok(links)
     }
 
-    /// Takes a cgroup, whose links are gone, out of a limit that cannot be read. One that has another limit of
-    /// the pool by now is not touched.
+    /// Takes a cgroup, whose links are gone, out of a limit that cannot be read. One that has another limit
+    /// of the pool by now is not touched.
     pub(crate) fn release(
         self,
         hierarchy: &Hierarchy,
