@@ -102,7 +102,7 @@ pub(crate) fn read<T: bytemuck::Pod>(bytes: &[u8], name: &'static str) -> Result
     Ok(bytemuck::pod_read_unaligned(bytes))
 }
 
-/// What a symbolic link in a directory of pins says.
+/// The target of a symbolic link in a directory of pins.
 pub(crate) fn name_in(dir: &Path, link: &str) -> Option<String> {
     fs::read_link(dir.join(link)).ok()?.to_str().map(str::to_owned)
 }

@@ -353,7 +353,7 @@ fn select(kind: &str, text: &str) -> Result<Scope, FollowProblem> {
     Ok(Scope::Select(Selector { kind, value: own() }))
 }
 
-/// What a schedule says of its limit at a moment.
+/// A schedule at a moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scheduled {
     /// The row that holds, in words.
@@ -391,7 +391,7 @@ pub struct Moment {
     pub spec: Spec,
     /// Names of those that have none by their schedule, each with what is written of it.
     pub off: Vec<LimitSpec>,
-    /// What the schedules say, by the names of their limits.
+    /// The schedules, by the names of their limits.
     pub scheduled: BTreeMap<String, Scheduled>,
     /// The next moment at which something may change.
     pub next: Option<Timestamp>,

@@ -211,7 +211,7 @@ fn meets_its_pool<'a>(
     new.any(|cgroup| hierarchy.ids_around(cgroup).into_iter().any(is_others))
 }
 
-/// What has become of the members of a limit.
+/// The result of a change of members, with those that could not join or leave.
 fn all_joined(name: &str, failed: BTreeMap<String, StoreError>) -> Result<(), StoreError> {
     match failed.is_empty() {
         true => Ok(()),
