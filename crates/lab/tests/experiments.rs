@@ -11,6 +11,7 @@ use tidegate_lab::{
     context::{Links, Options},
     experiment::Experiment,
     experiments::{
+        agent::Agent,
         applications::Applications,
         bwlimit::Bwlimit,
         carousel::{
@@ -677,4 +678,23 @@ fn root_link_accuracy_reports_every_path() {
     check(&report, out.path(), &systems, &metrics);
     assert!(!report.values("cable", "rate_error_100ms_percent", None).is_empty());
     assert!(!report.values("cable", "overtaken_percent", None).is_empty());
+}
+
+#[test]
+fn root_the_agent_reports_starts_and_what_limits_cost() {
+    let test = "root_the_agent_reports_starts_and_what_limits_cost";
+    if !root_or_skip(test) {
+        return;
+    }
+    let out = tempfile::tempdir().unwrap();
+    let Some(report) = report(test, &Agent::tiny(), out.path()) else { return };
+    let starts = ["one limit over all services", "a limit for each service"];
+    let limits = ["cgroups by path", "cgroups by unit"];
+    check(&report, out.path(), &[starts, limits].concat(), &[]);
+    for system in starts {
+        assert_eq!(report.values(system, "start_max_ns", None).len(), 1);
+    }
+    for system in limits {
+        assert_eq!(report.values(system, "peak_bytes", None).len(), 1);
+    }
 }

@@ -25,7 +25,6 @@ mod htb;
 mod ingress;
 mod kill;
 mod limit;
-mod many;
 mod members;
 mod nic;
 mod older;

@@ -7,6 +7,7 @@
 //! htb_latency, low_latency, dctcp_threshold -> guest (transfers through a port) -> shapers (limits on it)
 //! applications, demo -> requests (of real servers) -> row (what is measured), bed
 //! bwlimit -> copies (programs and their words), page (what is made of the results), bed
+//! agent -> cpu (CPU time of a process)
 //! hierarchy -> tree (classes, steps, the rule), force (HTB's classes, limits on cgroups)
 //! carousel_cpu, bulk -> cpu (CPU time of a path)
 //! policer_burst, policer_tcp -> policers (a router that polices, and its peers) -> wire
@@ -24,6 +25,7 @@
 
 use crate::{experiment::Experiment, report::Case, table::circumstance};
 
+pub mod agent;
 pub mod applications;
 mod bed;
 mod bulk;
@@ -62,6 +64,7 @@ mod wire;
 /// All experiments, in the order in which `tidegate-lab list` shows them.
 pub fn all() -> Vec<Box<dyn Experiment>> {
     vec![
+        Box::new(agent::Agent::default()),
         Box::new(applications::Applications::default()),
         Box::new(bwlimit::Bwlimit::default()),
         Box::new(carousel::backpressure::Backpressure::default()),

@@ -28,7 +28,15 @@ pub struct Cgroup {
 impl Cgroup {
     /// Makes a cgroup. Needs root.
     pub fn create() -> anyhow::Result<Self> {
-        let name = unique_name("cgroup");
+        Self::create_at_root(unique_name("cgroup"))
+    }
+
+    /// The same, with the name of a slice of systemd, which has units below it.
+    pub fn create_slice() -> anyhow::Result<Self> {
+        Self::create_at_root(unique_name("cgroup.slice"))
+    }
+
+    fn create_at_root(name: String) -> anyhow::Result<Self> {
         let path = root()?.join(&name);
         fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(Self { name, path, ours: true })
