@@ -1,8 +1,8 @@
 //! `agent`: how soon a limit follows a service that starts, and what a thousand limits cost the agent.
 //!
 //! - `start`: from before the fork of a process that moves itself into a new cgroup and executes `sleep`,
-//!   until the pins of its limit are there. One service at a time, while the agent is idle; a first one stays,
-//!   so programs are loaded.
+//!   until the pins of its limit are there. One service at a time, while the agent is idle; the first one
+//!   stays, so the programs are loaded.
 //! - A thousand limits of `pace` in both directions, each on an empty cgroup of its own, named by its path or
 //!   as a unit: `tidegate apply`, the agent's start with all of them in force, its memory and its CPU time at
 //!   rest, `tidegate detach`.
@@ -151,8 +151,9 @@ impl Experiment for Agent {
         })?;
         ctx.note(
             "A start counts from before the fork of the service's process until the pins of its limit are \
-             there. The first service stays until the end; with its limit the programs are loaded. `resident` and `peak` are the agent's memory, `rest` its CPU time while nothing happens, \
-             in percent of a core; it looks at its schedules and selectors once a minute.",
+             there. The first service stays until the end; with its limit the programs are loaded. \
+             `resident` and `peak` are the agent's memory, `rest` its CPU time while nothing happens, in \
+             percent of a core; it looks at its schedules and selectors once a minute.",
         );
         claims(ctx, &case);
         Ok(())

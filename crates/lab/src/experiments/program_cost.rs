@@ -3,7 +3,7 @@
 //!
 //! The figure is the kernel's run-time statistics less what the empty program shows, which is the clock.
 
-use std::time::Duration;
+use std::{ffi::OsStr, os::fd::AsFd, time::Duration};
 
 use anyhow::Context as _;
 use tidegate_core::{Direction, Rate, police::Hook};
@@ -18,10 +18,11 @@ use crate::context::Context;
 use crate::experiment::Experiment;
 use crate::host::{self, Need};
 use crate::report::Case;
-use crate::testbed::{Cgroup, Family, Site, Store, Testbed, TestbedOptions, Topology};
+use crate::testbed::{
+    Cgroup, Child, Family, Site, Store, Testbed, TestbedOptions, Topology, command,
+    wait::wait_until,
+};
 use crate::tools::udp::{self, SourceArgs};
-
-use std::os::fd::AsFd;
 
 /// The experiment.
 pub struct ProgramCost;
@@ -49,12 +50,14 @@ const SYSTEMS: [(&str, Option<Program>); 10] = [
     ("police, flow counted", Some(Program::Grouped(Asked::KnownFlow))),
     ("police, flow not held", Some(Program::Grouped(Asked::NewFlow))),
 ];
-/// In traffic: limits that share programs, and one that has its own, as those with a selector do.
+/// In traffic: limits that share programs, and one of `tidegate run`, which has its own.
 const IN_TRAFFIC: &str = "in_traffic_ns";
 const SHARED: &str = "shared programs";
 const OWN: &str = "programs of its own";
 /// More than a cgroup sends here, so that the queue is idle.
 const FAST: &str = "100gbit";
+/// How long a command may take to start.
+const START: Duration = Duration::from_secs(60);
 const DATAGRAM_BYTES: usize = 1400;
 const PERIOD_NS: u64 = 10_000;
 /// Nobody listens there.
@@ -173,14 +176,25 @@ fn in_traffic(ctx: &mut Context, datagrams: u32) -> anyhow::Result<()> {
         let case = Case::new().with("scheme", scheme);
         ctx.step(format!("{scheme} in traffic"));
         ctx.alternate(&[SHARED, OWN], ctx.repeats, |ctx, system, run| {
-            let cgroup = Cgroup::create()?;
+            let made = Cgroup::create()?;
             let mut store = Store::new(&ctx.tidegate, testbed.sender())?;
-            let scope = match *system {
-                SHARED => cgroup.name().to_owned(),
-                _ => format!("{}*", cgroup.name()),
+            let words = ["--scheme", scheme, "--egress", FAST].map(OsStr::new);
+            // One of `run` ends with its command.
+            let (cgroup, _run) = if *system == SHARED {
+                let limit = ["limit", "add", "x", "--cgroup", made.name()].map(OsStr::new);
+                store.tidegate(limit.into_iter().chain(words))?;
+                (made, None)
+            } else {
+                let runner = [ctx.tidegate.as_os_str(), "run".as_ref()].into_iter().chain(words);
+                let runner: Vec<_> = runner.chain(["--".as_ref()]).map(OsStr::to_owned).collect();
+                let mut shell = command(Site::from(testbed.sender()).under(&runner), "sh")?;
+                shell.args(["-c", "echo $$; exec sleep 600"]);
+                let run = Child::spawn(shell)?;
+                let pid = wait_until("the command of `tidegate run`", START, || {
+                    Ok(run.stdout_so_far().trim().parse().ok())
+                })?;
+                (Cgroup::of_process(pid)?, Some(run))
             };
-            let words = ["limit", "add", "x", "--scheme", scheme, "--egress", FAST, "--cgroup"];
-            store.tidegate(words.into_iter().chain([scope.as_str()]))?;
             let args = SourceArgs {
                 to: (testbed.addr(0, Family::V4), DISCARD).into(),
                 payload_bytes: DATAGRAM_BYTES,
