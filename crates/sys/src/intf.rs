@@ -25,9 +25,9 @@ pub use headers::{
     Turns,
 };
 
-/// The version of all that is here: maps of one are not read by another. Kept with each limit (see
-/// `store/intent.rs`).
-pub const ABI: u32 = 4;
+/// The version of all that is here, and of the pins of a limit: one does not read the maps of another.
+/// Kept with each limit (see `store/intent.rs`).
+pub const ABI: u32 = 5;
 /// The length of every per-direction array.
 pub const DIRECTIONS: usize = headers::TG_DIRECTIONS as usize;
 /// A limit, and after it by direction what it is once its time has come.
@@ -310,7 +310,7 @@ mod tests {
     fn the_layout_is_that_of_the_abi() {
         assert_eq!(
             (super::ABI, env!("TIDEGATE_LAYOUT")),
-            (4, "1333093536777432456"),
+            (5, "1333093536777432456"),
             "the layout has changed: raise ABI, and note its sum here"
         );
     }

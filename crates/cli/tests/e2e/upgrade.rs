@@ -20,10 +20,14 @@ use crate::{
 /// The binaries, with `:` between them.
 const OLDER: &str = "TIDEGATE_OLDER";
 
+/// The first versions have no limits on several cgroups.
+const MEMBERS: &str = "members";
+
 /// What an earlier binary puts on, and a name for it.
-const CASES: [(&str, &[&str]); 10] = [
+const CASES: [(&str, &[&str]); 11] = [
     ("pace", &["add a --cgroup {g} --scheme pace --egress 20mbit --ingress 20mbit"]),
     ("nrm", &["add a --cgroup {g} --scheme nrm --egress 20mbit --exempt 10.1.0.0/16"]),
+    (MEMBERS, &["add a --cgroup {g}* --scheme pace --egress 20mbit --ingress 20mbit"]),
     ("police", &["add a --cgroup {g} --scheme police --egress 20mbit"]),
     (
         "tree",
@@ -106,6 +110,10 @@ fn goes_on(scene: &Scene, binary: &Path, case: &str, adds: &[&str]) {
     let before = scene.bed.qdiscs();
     for words in adds {
         let done = scene.older(binary, words);
+        if case == MEMBERS && done.is_err() {
+            println!("{at}: not known there");
+            return;
+        }
         assert!(done.is_ok(), "{at}: {words}: {done:?}");
     }
     let names = &["a", "b"][..adds.len()];
