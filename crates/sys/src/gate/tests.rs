@@ -45,7 +45,7 @@ pub(super) fn make(nest: &mut Nest, parent: usize, name: &str) -> u64 {
     nest.groups.last().unwrap().id()
 }
 
-fn remove_last(nest: &mut Nest) {
+pub(super) fn remove_last(nest: &mut Nest) {
     nest.groups.pop().unwrap().remove(Instant::now() + PATIENCE).unwrap();
 }
 

@@ -11,7 +11,7 @@ use std::{
 use tidegate_core::gate::BYTES;
 
 use super::{
-    tests::{LONG, PATIENCE, gated, make, root, wait_until},
+    tests::{LONG, PATIENCE, gated, make, remove_last, root, wait_until},
     *,
 };
 use crate::{
@@ -253,6 +253,33 @@ fn root_all_passes_after_the_deadline_and_is_counted() {
     let late = GateCounters { cgroups: 1, late_bytes: 100 * WIRE, ..GateCounters::default() };
     assert_eq!(gate.counters().unwrap(), late);
     assert_eq!(gate.undecided().unwrap(), [id], "it still waits for a decision");
+}
+
+/// A socket stays in the cgroup in which it was made. Its process has left, and nobody has decided when the
+/// cgroup is removed.
+#[test]
+fn root_what_is_left_in_a_removed_cgroup_passes() {
+    if !root("root_what_is_left_in_a_removed_cgroup_passes") {
+        return;
+    }
+    let net = Net::new("gater");
+    let (mut nest, gate) = gated("gate-removed", LONG);
+    let id = make(&mut nest, 0, "new");
+    let socket = net.socket();
+    let mut process = Process::start(&nest.groups[1], &net.inside, "udp");
+    nest.groups[0].add(process.child.id()).unwrap();
+    process.does("send 100");
+    arrive(&socket, FIT);
+    assert_eq!(gate.undecided().unwrap(), [id], "the socket is still in it");
+    let counters = gate.counters().unwrap();
+
+    remove_last(&mut nest);
+    assert_eq!(gate.undecided().unwrap(), [0; 0]);
+    process.does("send 100");
+    arrive(&socket, 100);
+    send(&socket, 10);
+    process.does("receive 10");
+    assert_eq!(gate.counters().unwrap(), counters);
 }
 
 /// What is not below the chosen cgroup, what was there before the gate, and what is left when the gate goes.
