@@ -604,3 +604,73 @@ fn root_a_rate_that_is_lent_ends_in_the_loaded_program() {
     assert_eq!(returned(u64::MAX), [1, 1]);
     assert_eq!(returned(1), [2, 1], "the end has come, of one direction");
 }
+
+/// Of a limit that drops all, one map at a time has no value for ingress, as if it had been made for less.
+#[test]
+fn root_a_packet_that_finds_no_state_passes() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_a_packet_that_finds_no_state_passes: needs root");
+        return;
+    }
+    let drop_all = intf::Limit {
+        queue: [CONF; 2],
+        flags: intf::FLAG_LOOPBACK,
+        // Its lease is over: the rate is that of another value.
+        until_ns: [0, 1],
+        ..Default::default()
+    };
+    for (missing, returns) in [("", 0), ("limit", 1), ("queues_of_limit", 1), ("counters", 1)] {
+        let mut storage = MaybeUninit::uninit();
+        let mut open = open_nrm(&mut storage, &Sharing::default()).unwrap();
+        open.progs.tune.set_autoload(false);
+        let maps = &mut open.maps;
+        for map in [&mut maps.limit, &mut maps.queues_of_limit, &mut maps.counters] {
+            if map.name() == missing {
+                map.set_max_entries(1).unwrap();
+            }
+        }
+        prepare(open.open_object_mut(), "nrm").unwrap();
+        let nrm = open.load().unwrap();
+        let queue = intf::Queue { finish_ns: monotonic_ns() + 350 * S, ..Default::default() };
+        let values = [
+            (&nrm.maps.limit, [0, 2], bytemuck::bytes_of(&drop_all)),
+            (&nrm.maps.queues_of_limit, [0, 1], bytemuck::bytes_of(&queue)),
+        ];
+        for (map, keys, value) in values {
+            for key in keys.into_iter().filter(|key| *key < map.max_entries()) {
+                map.update(&key.to_ne_bytes(), value, MapFlags::ANY).unwrap();
+            }
+        }
+        let packet = frame(false, UDP, NOT_ECT, 1500);
+        let input = ProgramInput { data_in: Some(&packet), ..Default::default() };
+        let run = nrm.progs.nrm_ingress.test_run(input).unwrap();
+        assert_eq!(run.return_value, returns, "without {missing:?}");
+    }
+}
+
+/// The program of a pool still runs for a cgroup that has left its limit. The kernel's test run has no slot.
+#[test]
+fn root_a_packet_of_a_cgroup_without_a_slot_passes() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_a_packet_of_a_cgroup_without_a_slot_passes: needs root");
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let pooled = Sharing { slots: Some(None), ..Sharing::default() };
+    let nrm = load_nrm(&mut storage, &pooled).unwrap();
+    let flags = intf::FLAG_LOOPBACK;
+    let limit = intf::Limit { queue: [CONF; 2], flags, ..Default::default() };
+    let queue = intf::Queue { finish_ns: monotonic_ns() + 350 * S, ..Default::default() };
+    // In the slot that no limit gets.
+    let zero = 0u32.to_ne_bytes();
+    nrm.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
+    for key in [0u32, 1] {
+        let bytes = bytemuck::bytes_of(&queue);
+        nrm.maps.queues_of_limit.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
+    }
+    for program in [&nrm.progs.nrm_egress, &nrm.progs.nrm_ingress] {
+        let packet = frame(false, UDP, NOT_ECT, 1500);
+        let input = ProgramInput { data_in: Some(&packet), ..Default::default() };
+        assert_eq!(program.test_run(input).unwrap().return_value, 1);
+    }
+}
