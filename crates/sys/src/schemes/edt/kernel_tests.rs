@@ -313,3 +313,36 @@ fn root_edt_a_class_follows_its_rate() {
         assert_eq!(is.cost, cost);
     }
 }
+
+/// The lease of a limit that drops all is over, and there is no value for what holds then.
+#[test]
+fn root_edt_a_packet_that_finds_no_limit_passes() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_edt_a_packet_that_finds_no_limit_passes: needs root");
+        return;
+    }
+    let next = u32::MAX; // TC_ACT_UNSPEC
+    for (entries, expected) in [(intf::LIMITS as u32, [2; 3]), (1, [1, next, next])] {
+        let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+        let mut open = open_skel::<skel::edt::EdtSkelBuilder>(&mut storage, "edt").unwrap();
+        open.maps.limit.set_max_entries(entries).unwrap();
+        let edt = load_skel(open, "edt").unwrap();
+        let flags = intf::FLAG_LOOPBACK;
+        let limit = intf::Limit { queue: [CONF; 2], flags, until_ns: [1, 0], ..Default::default() };
+        for key in (0..2).filter(|key| *key < entries) {
+            let bytes = bytemuck::bytes_of(&limit);
+            edt.maps.limit.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
+        }
+        let finish_ns = monotonic_ns() + 7 * S;
+        let common = intf::Queue { finish_ns, ..Default::default() };
+        let state = intf::EdtQueue { common, ..Default::default() };
+        let zero = 0u32.to_ne_bytes();
+        edt.maps.queues_of_limit.update(&zero, bytemuck::bytes_of(&state), MapFlags::ANY).unwrap();
+        let programs = [&edt.progs.edt_cgroup, &edt.progs.edt_device, &edt.progs.edt_port];
+        let returned = programs.map(|program| {
+            let input = ProgramInput { data_in: Some(&frame(0)), ..Default::default() };
+            program.test_run(input).unwrap().return_value
+        });
+        assert_eq!(returned, expected, "{entries} values");
+    }
+}
