@@ -12,6 +12,7 @@ use tidegate_core::{
 };
 
 use super::*;
+use crate::bpf::open_skel;
 
 /// `struct pl_packet`.
 #[repr(C)]
@@ -347,6 +348,49 @@ fn root_police_the_loaded_program_follows_the_table() {
         let missing = reading.queue.finish_ns - now;
         let expected = row.missing_after_s * S;
         assert!((expected..expected + S).contains(&missing), "{}: {missing} ns", row.what);
+    }
+}
+
+/// Of a limit that drops all, one map at a time has no value for ingress, as if it had been made for less.
+#[test]
+fn root_police_a_packet_that_finds_no_state_passes() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_police_a_packet_that_finds_no_state_passes: needs root");
+        return;
+    }
+    // Its lease is over: the rate is that of another value.
+    let common = intf::Limit { flags: intf::FLAG_LOOPBACK, until_ns: [0, 1], ..Default::default() };
+    let mut limit = intf::Entry::from(common);
+    limit.police[1] =
+        intf::Policy { committed: BUCKET, action: [0, 0, 1], ..intf::Policy::default() };
+    for (missing, returns) in [("", 0), ("limit", 1), ("meters_of_limit", 1), ("counters", 1)] {
+        let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+        let mut open =
+            open_skel::<skel::police::PoliceSkelBuilder>(&mut storage, "police").unwrap();
+        let (progs, maps) = (&mut open.progs, &mut open.maps);
+        for unused in [&mut progs.police_egress, &mut progs.police_out, &mut progs.police_in] {
+            unused.set_autoload(false);
+        }
+        for map in [&mut maps.limit, &mut maps.meters_of_limit, &mut maps.counters] {
+            if map.name() == missing {
+                map.set_max_entries(1).unwrap();
+            }
+        }
+        prepare(open.open_object_mut(), "police").unwrap();
+        let police = load_skel(open, "police").unwrap();
+        let meter = full_at(boottime_ns() + 11 * S);
+        let values = [
+            (&police.maps.limit, [0, 2], bytemuck::bytes_of(&limit)),
+            (&police.maps.meters_of_limit, [0, 1], bytemuck::bytes_of(&meter)),
+        ];
+        for (map, keys, value) in values {
+            for key in keys.into_iter().filter(|key: &u32| *key < map.max_entries()) {
+                map.update(&key.to_ne_bytes(), value, MapFlags::ANY).unwrap();
+            }
+        }
+        let input = ProgramInput { data_in: Some(&frame()), ..Default::default() };
+        let run = police.progs.police_ingress.test_run(input).unwrap();
+        assert_eq!(run.return_value, returns, "without {missing:?}");
     }
 }
 
