@@ -156,6 +156,45 @@ fn root_explain_finds_the_limit_of_a_run_inside_a_pinned_one() {
     assert_eq!((names(&outside), &outside["verdict"]["limit"]), (vec!["outer"], &run.into()));
 }
 
+/// The command has what its parent gave it last, which is less than the ceiling that it started with.
+#[test]
+fn root_a_run_keeps_its_last_rate_when_its_parent_is_removed() {
+    need_root!();
+    let place = Place::new();
+    place.ok(&[&["limit", "add", "outer", "--cgroup", place.group.path()], LIMIT].concat());
+    let transfer = Transfer::start(|order| {
+        let mut command = place.run(&["--parent", "outer", "--loopback"]);
+        command.arg("env");
+        sender(&mut command, order);
+        command.spawn().unwrap()
+    });
+    let group = place.run_group().unwrap();
+    let run = group.path().rsplit('/').next().unwrap();
+    let subject = [group.path()];
+    wait_until_sending(&place, &subject, run);
+    place.ok(&["limit", "set", "outer", "--egress", "20mbit"]);
+    let now_bit_s = |first: &Value| first["limits"][0]["egress"]["now_bit_s"].as_u64();
+    let follows = |first: &Value| now_bit_s(first).is_some_and(|now| now <= 20_000_000);
+    wait_for_answer(&place, &subject, follows);
+
+    place.ok(&["limit", "del", "outer"]);
+    let passed = |first: &Value| {
+        let egress = &first["limits"][0]["egress"];
+        let packets = |outcome| egress[format!("{outcome}_packets")].as_u64().unwrap();
+        ["pass", "mark", "slow"].map(packets).iter().sum::<u64>()
+    };
+    let first = explain(&place, &subject)["places"][0].take();
+    assert_eq!(names(&first), [run]);
+    let before = passed(&first);
+    let later = wait_for_answer(&place, &subject, |first| passed(first) > before + 100);
+    assert_eq!((names(&later), &later["limits"][0]["held_by"]), (vec![run], &"run".into()));
+    assert!(
+        now_bit_s(&later).is_some_and(|now| (5_000_000..=20_000_000).contains(&now)),
+        "{later}"
+    );
+    drop(transfer);
+}
+
 #[test]
 fn root_explain_without_a_limit_says_so() {
     need_root!();
