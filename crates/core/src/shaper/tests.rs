@@ -205,6 +205,30 @@ fn a_fair_class_is_a_hard_limit_beyond_the_horizon() {
     assert_eq!(left, 200 * 1_514);
 }
 
+/// Each flow's packet is due by the flow's turn and waits for the class, as after a step of the clock.
+#[test]
+fn a_poll_moves_a_bounded_number_of_packets_on() {
+    const PACKETS: usize = 2 * MOVES_MAX + 9;
+    let wheel = WheelOptions { capacity: PACKETS, ..WheelOptions::default() };
+    let options = ShaperOptions { wheel, flows: PACKETS, classes: 1 };
+    let now = Nanos(1_000 * MS);
+    let mut shaper = Shaper::new(options, now).unwrap();
+    let options = ClassOptions { rate: rate(1_000_000), burst: Nanos(0), parent: None, fair: true };
+    let class = shaper.add_class(options).unwrap();
+    for _ in 0..PACKETS {
+        let options = FlowOptions { class: Some(class), ..FlowOptions::default() };
+        let flow = shaper.open_flow(options).unwrap();
+        shaper.on_packet(now, flow, 1_000, 0).unwrap();
+    }
+    let now = shaper.next_deadline().unwrap();
+    let mut polls = || {
+        assert_eq!(shaper.poll(now), None);
+        shaper.next_deadline().unwrap() <= now
+    };
+    assert_eq!([polls(), polls(), polls()], [true, true, false], "it says to call again");
+    assert_eq!(shaper.len(), PACKETS);
+}
+
 #[test]
 fn a_closed_flow_still_drains_and_its_id_is_dead() {
     let mut shaper = shaper(0);
