@@ -188,6 +188,26 @@ fn without_buffers_a_segment_stays_whole_and_is_counted() {
     assert_eq!((counters.passed_bytes, pool.free().small), (10 * 1_042, 4));
 }
 
+/// Headers that are not what the metadata says, and 60 000 segments of a byte, with 2.5 MB of headers.
+#[test]
+fn what_cannot_be_cut_stays_whole_and_is_charged_up_to_a_mebibyte() {
+    let (mut lane, mut pool, mut out) = (lane(limit(800_000_000)), pool(), VecDeque::new());
+    let mut left = Vec::new();
+    for (gso_type, gso_size) in [(5, 1), (1, 1_000)] {
+        let mut packet = pool.packet(&frame(1, 42 + 60_000)).unwrap();
+        (packet.vnet_mut().gso_type, packet.vnet_mut().gso_size) = (gso_type, gso_size);
+        lane.take(Nanos(0), packet, &mut pool, &mut out);
+    }
+    while let Some(at) = lane.next_deadline() {
+        lane.poll(at, usize::MAX, &mut out);
+        left.resize(out.len(), at.0);
+    }
+    let counters = lane.counters();
+    assert_eq!((out.len(), counters.cut_segments, counters.whole_segments), (2, 0, 2));
+    // A MiB takes 10.5 ms.
+    assert!((9 * MS..11 * MS).contains(&left[0]), "{left:?}");
+}
+
 /// A lane of no flows has room for no packet, and one without bytes is a packet.
 #[test]
 fn what_has_no_flow_or_no_bytes_is_counted() {
