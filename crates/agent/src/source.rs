@@ -292,6 +292,30 @@ mod tests {
         assert!(source.take().unwrap());
     }
 
+    /// Events of files say nothing of cgroups. That some were lost does.
+    #[test]
+    fn events_that_are_lost_are_told() {
+        let events = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap();
+        let events: usize = events.trim().parse().unwrap();
+        if events > 1 << 18 {
+            return eprintln!("SKIP events_that_are_lost_are_told: {events} events are kept");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let mut source = Inotify::new().unwrap();
+        source.follow(dir.path(), &mut [""].into_iter());
+        let file = dir.path().join("file");
+        let make = || {
+            fs::write(&file, "").unwrap();
+            fs::remove_file(&file).unwrap();
+        };
+        // Two events each.
+        (0..events / 2 - 1).for_each(|_| make());
+        assert!(!source.take().unwrap(), "none was lost");
+        (0..=events / 2).for_each(|_| make());
+        assert!(source.take().unwrap());
+        assert!(!source.take().unwrap());
+    }
+
     #[test]
     fn a_configmap_that_changes_is_told() {
         let dir = tempfile::tempdir().unwrap();
