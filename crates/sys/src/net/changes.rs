@@ -53,3 +53,45 @@ impl DeviceChanges {
         any
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::NetNs;
+
+    /// More changes than the kernel keeps for a socket.
+    const CHANGES_MAX: usize = 10_000;
+
+    /// Messages that the kernel has dropped, of all sockets of the namespace.
+    fn dropped() -> u64 {
+        let table = std::fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
+        let drops = table.lines().skip(1).filter_map(|line| line.split_whitespace().nth(8));
+        drops.map(|drops| drops.parse::<u64>().unwrap()).sum()
+    }
+
+    #[test]
+    fn root_changes_that_are_lost_are_told() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIP root_changes_that_are_lost_are_told: needs root");
+            return;
+        }
+        let netns = NetNs::create(&format!("tidegate-changes-{}", std::process::id())).unwrap();
+        let check = || {
+            let mut netlink = netns.netlink().unwrap();
+            let lo = netlink.index_of("lo").unwrap();
+            let changes = DeviceChanges::open().unwrap();
+            assert!(!changes.take(), "nothing has changed");
+            let change = |at: usize| netlink.set_up(lo, at.is_multiple_of(2)).unwrap();
+            let mut at = (0..CHANGES_MAX).map(change);
+            while dropped() == 0 {
+                at.next().expect("some to be lost");
+            }
+            // The kernel says first that some are lost.
+            assert!(changes.take());
+            assert!(!changes.take(), "all was taken");
+            at.next();
+            assert!(changes.take(), "it goes on");
+        };
+        netns.run(check).unwrap();
+    }
+}
