@@ -321,6 +321,24 @@ mod tests {
     }
 
     #[test]
+    fn what_could_not_be_read_is_said_beside_the_last_reading() {
+        let mut state = state();
+        let before = ["/metrics", "/api/status", "/api/history/batch"].map(|p| get(&state, p));
+        let live = |state: &State| serde_json::to_value(Live::of(state)).unwrap();
+        let mut then = live(&state);
+        assert_eq!(then["failed"], serde_json::Value::Null);
+        // As the server has it, and a reading that is none.
+        state.failed = Some("no store".to_owned());
+        for why in ["no store", "expected value at line 1 column 1"] {
+            then["failed"] = why.into();
+            assert_eq!(live(&state), then);
+            let now = ["/metrics", "/api/status", "/api/history/batch"].map(|p| get(&state, p));
+            assert_eq!(now, before, "{why}");
+            state.read(StatusHead::default(), Bytes::from_static(b"?"));
+        }
+    }
+
+    #[test]
     fn the_page_has_what_it_shows() {
         let live = serde_json::to_string_pretty(&Live::of(&state())).unwrap();
         insta::assert_snapshot!(live);

@@ -3,10 +3,10 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fs::{self, Permissions},
     io::{Read, Write},
     net::{TcpListener, TcpStream},
-    os::unix::net::UnixListener,
+    os::unix::{fs::PermissionsExt, net::UnixListener},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     thread,
@@ -327,6 +327,48 @@ fn root_web_ends_with_its_reader_and_history_says_who_is_missing() {
         output.status.code() == Some(1) && said.contains("`tidegate web` does not run"),
         "{said}"
     );
+}
+
+#[test]
+fn root_web_ends_with_its_server_and_limits_stay() {
+    need_root!();
+    let place = Place::new();
+    let _groups = limits(&place);
+    let mut web = Web::start(&place);
+    let id = web.web.0.id();
+    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+    let before = web.status();
+    crate::common::signal(children.trim().parse().unwrap(), rustix::process::Signal::KILL);
+    // The unit starts it again.
+    assert_ne!(web.web.exit_code(), 0);
+    assert_eq!(still(web.status()), still(before));
+    place.ok(&["detach"]);
+}
+
+/// A store that others can change is not read.
+#[test]
+fn root_web_shows_the_last_reading_and_says_why_there_is_no_newer_one() {
+    need_root!();
+    let place = Place::new();
+    let _groups = limits(&place);
+    let web = Web::start(&place);
+    let live = || serde_json::from_str::<Value>(&web.get("/api/live")?).ok();
+    let failed = || live().map(|live| live["failed"].clone());
+    wait_for("a reading", || failed().filter(Value::is_null));
+    let set = |mode| fs::set_permissions(place.store(), Permissions::from_mode(mode)).unwrap();
+    set(0o777);
+    let why = wait_for("a reading that fails", || failed().filter(Value::is_string));
+    assert!(why.as_str().unwrap().contains("open to other users"), "{why}");
+    let last = live().unwrap();
+    assert_eq!(last["limits"].as_array().unwrap().len(), 5, "{last}");
+    assert!(web.get("/metrics").unwrap().contains("tidegate_limit_in_force{limit=\"api\"} 1\n"));
+    browser::says(&place, &web, "limits cannot be read: ");
+    // Nothing is newer than that.
+    assert_eq!(live().unwrap()["unix_ns"], last["unix_ns"]);
+    set(0o700);
+    wait_for("the next reading", || failed().filter(Value::is_null));
+    assert!(live().unwrap()["unix_ns"].as_u64() > last["unix_ns"].as_u64());
+    place.ok(&["detach"]);
 }
 
 #[test]

@@ -121,6 +121,17 @@ fn root_web_page_shows_what_status_says() {
     place.ok(&["detach"]);
 }
 
+/// Waits until the page has these words, where there is a browser.
+pub fn says(place: &Place, web: &Web<'_>, words: &str) {
+    if Command::new("chromium").arg("--version").output().is_err() {
+        return skip("no chromium: apt install chromium");
+    }
+    let profile = place.file("profile", "").with_file_name("chromium");
+    let (browser, page) =
+        (Browser { profile: &profile }, format!("http://127.0.0.1:{}/", web.port));
+    wait_for("the page", || browser.run(&["--dump-dom"], &page).filter(|dom| dom.contains(words)));
+}
+
 /// Pictures with traffic that goes on.
 fn pictures(
     place: &Place,
