@@ -314,6 +314,38 @@ fn root_edt_a_class_follows_its_rate() {
     }
 }
 
+/// What a group lends has an end that the program itself sees.
+#[test]
+fn root_edt_a_rate_that_is_lent_ends_in_the_loaded_program() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_edt_a_rate_that_is_lent_ends_in_the_loaded_program: needs root");
+        return;
+    }
+    let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+    let open = open_skel::<skel::edt::EdtSkelBuilder>(&mut storage, "edt").unwrap();
+    let edt = load_skel(open, "edt").unwrap();
+    let roomy = intf::QueueConf { drop_ns: 900 * S, ..CONF };
+    // A backlog that the one has room for and the other drops.
+    let returned = |until_ns: u64| {
+        let flags = intf::FLAG_LOOPBACK;
+        let then = intf::Limit { queue: [CONF; 2], flags, ..Default::default() };
+        let lent = intf::Limit { queue: [roomy; 2], until_ns: [until_ns, 0], ..then };
+        for (key, limit) in [(0u32, lent), (1, then)] {
+            let bytes = bytemuck::bytes_of(&limit);
+            edt.maps.limit.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
+        }
+        let finish_ns = monotonic_ns() + 7 * S;
+        let common = intf::Queue { finish_ns, cost: CONF.cost, ..Default::default() };
+        let state = intf::EdtQueue { common, ..Default::default() };
+        let zero = 0u32.to_ne_bytes();
+        edt.maps.queues_of_limit.update(&zero, bytemuck::bytes_of(&state), MapFlags::ANY).unwrap();
+        let input = ProgramInput { data_in: Some(&frame(0)), ..Default::default() };
+        edt.progs.edt_cgroup.test_run(input).unwrap().return_value
+    };
+    assert_eq!([returned(0), returned(u64::MAX)], [1, 1], "for ever, and for long");
+    assert_eq!(returned(1), 2, "the end has come");
+}
+
 /// The lease of a limit that drops all is over, and there is no value for what holds then.
 #[test]
 fn root_edt_a_packet_that_finds_no_limit_passes() {
