@@ -191,3 +191,44 @@ pub fn say<T: Serialize>(line: &Line<T>) -> io::Result<()> {
     out.write_all(&text)?;
     out.flush()
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    #[test]
+    fn a_child_that_ends_is_started_less_and_less_often() {
+        let mut now = Duration::ZERO;
+        let mut asker = Asker::new(now);
+        let ends = || Err(io::ErrorKind::NotFound.into());
+        let mut wait = RETRY_MIN;
+        for _ in 0..9 {
+            assert!(matches!(asker.keep::<()>(ends, now), Some(Line::Away(_))));
+            let due = asker.due().unwrap();
+            let waits = due - now;
+            assert!((wait.mul_f64(0.75)..=wait.mul_f64(1.25)).contains(&waits), "{waits:?}");
+            assert_eq!(asker.keep::<()>(ends, due - Duration::from_nanos(1)), None, "not yet");
+            (now, wait) = (due, (2 * wait).min(RETRY_MAX));
+        }
+        // One that has said something begins again.
+        let says = || {
+            let mut command = Command::new("sh");
+            command.args(["-c", "echo '{\"listed\":{}}'; exec cat"]);
+            Ok(command)
+        };
+        assert_eq!(asker.keep::<()>(says, now), None);
+        let wait_for_it = |asker: &Asker| {
+            let mut fds = [PollFd::from_borrowed_fd(asker.fd().unwrap(), PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec { tv_sec: 60, tv_nsec: 0 })).unwrap();
+        };
+        wait_for_it(&asker);
+        assert_eq!(asker.take::<()>(now), [Line::Listed(BTreeMap::new())]);
+        // Its input ends, and it does.
+        drop(asker.child.as_mut().unwrap().0.stdin.take());
+        wait_for_it(&asker);
+        assert_eq!(asker.take::<()>(now), [Line::Away("its child has ended".to_owned())]);
+        assert!(asker.due().unwrap() - now <= RETRY_MIN.mul_f64(1.25));
+    }
+}
