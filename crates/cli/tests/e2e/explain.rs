@@ -7,10 +7,11 @@ use std::{
     thread,
 };
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::{
-    common::{Guard, Place, wait_for},
+    common::{Guard, Place, signal, wait_for},
     need_root,
     traffic::{accept, sender},
 };
@@ -193,6 +194,30 @@ fn root_a_run_keeps_its_last_rate_when_its_parent_is_removed() {
         "{later}"
     );
     drop(transfer);
+}
+
+/// The limit is gone with its process, which alone could have given its connections their rate back.
+#[test]
+fn root_run_killed_leaves_connections_at_their_last_rate() {
+    need_root!();
+    let place = Place::new();
+    let mut transfer = Transfer::start(|order| {
+        let mut command = place.run(LIMIT);
+        command.arg("env");
+        sender(&mut command, order);
+        command.spawn().unwrap()
+    });
+    let group = place.run_group().unwrap();
+    let run = group.path().rsplit('/').next().unwrap();
+    let subject = [group.path()];
+    let rate = |first: &Value| first["sockets"][0]["max_pacing_bit_s"].as_u64();
+    let paced = wait_for_answer(&place, &subject, |first| {
+        names(first) == [run] && rate(first).is_some_and(|rate| rate <= 50_000_000)
+    });
+    signal(transfer.sender.0.id(), Signal::KILL);
+    transfer.sender.exit_code();
+    let left = wait_for_answer(&place, &subject, |first| names(first).is_empty());
+    assert!(rate(&left).is_some_and(|rate| rate <= 50_000_000), "{left}, before {paced}");
 }
 
 #[test]
