@@ -18,6 +18,7 @@ use tidegate_sys::{
 use crate::{
     common::{Guard, Objects, PATIENCE, Place, signal, wait_for},
     need_root,
+    place::Host,
 };
 
 mod device;
@@ -189,6 +190,34 @@ fn root_agent_follows_a_unit_that_is_removed_and_made_again() {
     assert!(Objects::on(&cgroup).is_whole(), "the agent has ended, the limit stays");
     assert_eq!(bed.check(), Some(3), "nobody would limit it again");
     place.ok(&["detach"]);
+}
+
+/// A change needs room for its journal, and the agent has kept some.
+#[test]
+fn root_agent_follows_a_unit_on_a_full_run() {
+    need_root!();
+    let place = Place::new();
+    let slice = Slice::new(&place);
+    let bed = Bed::new(&place, &slice.group);
+    let Some(mut host) = Host::new() else { return };
+    let unit = format!("{}.service", slice.unique);
+    bed.write("a.toml", &limit("web", &format!("unit = \"{unit}\""), "egress = \"20mbit\""));
+    host.ok("mount -t tmpfs -o size=256k tmpfs /run");
+    host.ok(&format!("export TIDEGATE_BPFFS={}", place.store().display()));
+    let [dir, socket] = [&bed.dir, &bed.sockets[0]].map(|path| path.display());
+    let below = &bed.below;
+    host.ok(&format!("$T agent {dir} --below {below} --engine {socket} > /dev/null 2>&1 &"));
+    let cgroup = slice.make(&unit);
+    whole(&cgroup);
+    wait_for("the agent's report", || {
+        host.ok("$T status").contains("1 of 1 limits in force").then_some(())
+    });
+    let (code, said) = host.sh("cat /dev/zero > /run/full");
+    assert!(code != 0 && said.contains("No space left"), "{said}");
+    slice.remove(&cgroup);
+    let cgroup = slice.make(&unit);
+    whole(&cgroup);
+    host.ok("rm /run/full; $T detach");
 }
 
 #[test]
