@@ -142,6 +142,17 @@ fn root_users_limit_ends_with_the_run_and_outlives_the_agent() {
     drop(child.0.stdin.take());
     assert_eq!(child.exit_code(), 0);
     wait_for("the sweep", || place.limits().is_empty().then_some(()));
+
+    // It ends while there is none: the next one finds that nobody asks any more.
+    let (mut child, _, objects) = bed.start();
+    signal(agent.0.id(), Signal::KILL);
+    agent.exit_code();
+    drop(child.0.stdin.take());
+    assert_eq!(child.exit_code(), 0);
+    assert!(objects.is_whole() && place.limits().len() == 1);
+    let mut agent = bed.agent();
+    wait_for("the sweep", || place.limits().is_empty().then_some(()));
+    objects.wait_until_off();
     signal(agent.0.id(), Signal::TERM);
     assert_eq!(agent.exit_code(), 0);
 }
