@@ -59,8 +59,9 @@ mod tests {
     use super::*;
     use crate::net::NetNs;
 
-    /// More changes than the kernel keeps for a socket.
+    /// More changes than the kernel keeps for a socket of this size.
     const CHANGES_MAX: usize = 10_000;
+    const KEPT_BYTES: usize = 16 << 10;
 
     /// Messages that the kernel has dropped, of all sockets of the namespace.
     fn dropped() -> u64 {
@@ -80,6 +81,7 @@ mod tests {
             let mut netlink = netns.netlink().unwrap();
             let lo = netlink.index_of("lo").unwrap();
             let changes = DeviceChanges::open().unwrap();
+            rustix::net::sockopt::set_socket_recv_buffer_size(&changes.fd(), KEPT_BYTES).unwrap();
             assert!(!changes.take(), "nothing has changed");
             let change = |at: usize| netlink.set_up(lo, at.is_multiple_of(2)).unwrap();
             let mut at = (0..CHANGES_MAX).map(change);
