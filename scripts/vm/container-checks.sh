@@ -10,9 +10,10 @@
 #   away       the engine's socket goes away and comes back; the limit holds. Docker's containers end and start with it
 #   wrong      one wrong limit of five: the other four are in force
 #   twice      of two limits on one container the first has it, and the other says so
+#   pull       an image pull is held, as docs/recipes.md says: by a unit NAME-image.service, or with dockerd
 #   many       200 containers (40 on an emulated machine) with one label start as fast as they can, and share a limit
 #
-# Of Docker: name, label, away, and
+# Of Docker: name, label, away, pull, and
 #
 #   live       with `live-restore` containers go on without dockerd, and so does their limit
 #
@@ -23,8 +24,8 @@ here=${BASH_SOURCE%/*}
 source "$here/checks.sh"
 source "$here/traffic.sh"
 
-checks=(name label user_name user_label never away wrong twice many)
-[ "$word" != docker ] || checks=(name label away live)
+checks=(name label user_name user_label never away wrong twice pull many)
+[ "$word" != docker ] || checks=(name label away pull live)
 prefix=$word
 # Who runs containers: root with Podman or Docker.
 root=of_podman
@@ -35,6 +36,10 @@ many=200
 user=anna
 rules=/etc/tidegate/test.toml
 image=/var/lib/checks-image
+# A registry at the peer, and an image of random bytes in it.
+registry=10.98.0.2:5000
+pulled=$registry/random:1
+pulled_bytes=2000000
 
 setup() {
 	:
@@ -55,8 +60,8 @@ prepare() {
 	if [ "$word" = docker ]; then
 		mkdir -p /etc/docker
 		# Containers are in this machine's network, and their images take no space that counts.
-		echo '{ "bridge": "none", "iptables": false, "ip6tables": false, "storage-driver": "vfs" }' \
-			>/etc/docker/daemon.json
+		echo '{ "bridge": "none", "iptables": false, "ip6tables": false, "storage-driver": "vfs",' \
+			"\"insecure-registries\": [\"$registry\"] }" >/etc/docker/daemon.json
 		systemctl start docker.service
 		tar --create --directory "$image" . | docker import - checks
 		docker version
@@ -236,6 +241,43 @@ check_twice() {
 		until_true says again refused 'limits `web` and `again` both match cgroup' && in_force web || code=1
 	gone "$root" web
 	return "$code"
+}
+
+# The peer has a registry with the image, and the engine has it no more.
+publish() {
+	local settings=/run/registry.yml content=/run/pulled insecure=(--tls-verify=false)
+	[ "$word" != docker ] || insecure=()
+	printf '%s\n' 'version: 0.1' 'storage:' '  filesystem:' '    rootdirectory: /var/lib/registry' 'http:' \
+		"  addr: $registry" >"$settings"
+	mkdir -p "$content"
+	head -c "$pulled_bytes" /dev/urandom >"$content/random"
+	systemd-run --unit registry ip netns exec peer docker-registry serve "$settings" &&
+		until_true bash -c ": </dev/tcp/${registry/://}" &&
+		tar --create --directory "$content" . | "$root" import - "$pulled" &&
+		"$root" push "${insecure[@]}" "$pulled" && "$root" rmi "$pulled"
+}
+
+pulls() {
+	if [ "$word" = docker ]; then
+		docker pull "$pulled"
+	else
+		systemd-run --unit web-image --wait podman pull --tls-verify=false "$pulled"
+	fi
+}
+
+check_pull() {
+	local code=0 unit='unit = "*-image.service"' from before
+	[ "$word" != docker ] || unit='unit = "docker.service"'
+	publish || return 1
+	rule pulls "$unit" 100mbit "ingress = \"${rate_bit_s}bit\"" >"$rules"
+	if [ "$word" = docker ]; then until_true in_force pulls; else until_true says pulls waiting; fi || code=1
+	from=$(uptime_s) before=$(arrived)
+	((code)) || pulls && within $(($(arrived) - before)) "$from" "$start_bytes" &&
+		(($(arrived) - before >= pulled_bytes)) || code=1
+	systemctl stop registry.service
+	"$root" rmi "$pulled"
+	rm -f "$rules"
+	((code == 0)) && until_true no_limits
 }
 
 # The limit is on so many cgroups.

@@ -25,7 +25,7 @@ systemd_kernel=6.12
 limit_systemd=40m
 unit_words=(pace police spring htb podman package reboot containers docker rpm hybrid v1)
 image_packages=(systemd systemd-sysv dbus iproute2 kmod procps jq libelf1 podman crun
-	socat uidmap libpam-systemd dbus-user-session bpftool docker.io rpm)
+	socat uidmap libpam-systemd dbus-user-session bpftool docker.io docker-registry rpm)
 
 # A release whose C library is not older than that which the binary was linked with.
 image_suite() {
@@ -41,7 +41,8 @@ make_base() {
 	suite=$(image_suite)
 	[ "$suite" = bookworm ] || image_packages+=(docker-cli)
 	debian_base "$vm/systemd" "$suite" "${image_packages[*]}" \
-		--customize-hook='cd "$1/lib/systemd/system" && for unit in docker.service docker.socket containerd.service; do
+		--customize-hook='cd "$1/lib/systemd/system" && for unit in docker.service docker.socket containerd.service \
+			docker-registry.service; do
 			[ ! -e "$unit" ] || chroot "$1" systemctl disable "$unit"
 		done'
 }

@@ -56,6 +56,10 @@ sent() {
 	cat "/sys/class/net/tg0/statistics/tx_${1:-bytes}"
 }
 
+arrived() {
+	cat /sys/class/net/tg0/statistics/rx_bytes
+}
+
 # Bytes and packets that a limit has counted and let through.
 counted() {
 	tidegate status --json | jq -r "[.limits[] | select(.name == \"$1\").egress]
@@ -90,13 +94,16 @@ flows() {
 	until_true sent_more_than $(($(sent) + burst_bytes))
 }
 
-# Since the mark no more has been sent than the limit allows: its rate with 5 %, a burst, and what each of a number of
-# starts may send.
+# Since the mark no more has been sent than the limit allows, and what each of a number of starts may send.
 held() {
-	awk -v from="$mark_s" -v to="$(uptime_s)" -v bytes="$(($(sent) - mark_bytes))" -v rate="$rate_bit_s" \
-		-v extra="$((burst_bytes + ${1:-0} * start_bytes))" 'BEGIN {
+	within $(($(sent) - mark_bytes)) "$mark_s" $((${1:-0} * start_bytes))
+}
+
+# So many bytes, since a time, are no more than the limit allows: its rate with 5 %, a burst, and these besides.
+within() {
+	awk -v bytes="$1" -v from="$2" -v to="$(uptime_s)" -v rate="$rate_bit_s" -v extra="$((burst_bytes + $3))" 'BEGIN {
 		may = (to - from) * rate / 8 * 1.05 + extra
-		printf "%d bytes left in %.1f s, at most %d may\n", bytes, to - from, may
+		printf "%d bytes passed in %.1f s, at most %d may\n", bytes, to - from, may
 		exit bytes > may || bytes == 0
 	}'
 }
