@@ -77,7 +77,7 @@ static inline __attribute__((always_inline)) void ep_use(struct tg_queue *queue,
 	int takes;
 
 	fair_ns = up_fair_ns(share ? share : FS_TARGET, queue->epoch_us * 1000ULL);
-	takes = up_takes(sent, epoch, bytes, cost, fair_ns, &aside_ns);
+	takes = up_takes(sent, epoch, bytes, UP_FRAME_BYTES, cost, fair_ns, &aside_ns);
 	if (counted == epoch || (expected && ep_count_flow(queue, seen)))
 		return;
 	if (takes)
@@ -116,16 +116,16 @@ static inline __attribute__((always_inline)) int ep_stays(const struct tg_queue 
 
 /*
  * Counts a class among the active children in this epoch of its parent, with its weight and
- * guarantee, and makes room for it if it is new. *seen is the last epoch in which it was counted,
- * numbered from one. Returns whether it was counted now.
+ * guarantee, and makes room for it if it wants that. *seen is the last epoch in which it was
+ * counted, numbered from one. Returns whether it was counted now.
  */
 static inline __attribute__((always_inline)) int
-ep_count_class(struct tg_queue *parent, __u32 *seen, const struct cl_class *class)
+ep_count_class(struct tg_queue *parent, __u32 *seen, const struct cl_class *class, int wants_room)
 {
 	__u32 epoch, before = *(volatile __u32 *)seen;
 	struct fs_sharers sharers;
 
-	if (before == *(volatile __u32 *)&parent->epoch + 1 || !ep_enter(parent))
+	if ((before == *(volatile __u32 *)&parent->epoch + 1 && !wants_room) || !ep_enter(parent))
 		return 0;
 	epoch = parent->epoch + 1;
 	before = *(volatile __u32 *)seen;
@@ -136,21 +136,53 @@ ep_count_class(struct tg_queue *parent, __u32 *seen, const struct cl_class *clas
 		parent->reserved_bit_s += class->guarantee_bit_s;
 		if (!parent->lightest || class->weight < parent->lightest)
 			parent->lightest = class->weight;
-		/* One that was only silent for a while is not new, as with flows. */
-		if (!(before && epoch - before <= FS_KNOWN_EPOCHS) && parent->rate_bit_s &&
-		    (parent->weight > parent->weight_before ||
-		     parent->reserved_bit_s > parent->reserved_before_bit_s)) {
-			sharers.count = parent->flows;
-			sharers.weight = fs_greater(parent->weight, parent->weight_before);
-			sharers.lightest = class->weight;
-			sharers.reserved = fs_part(
-			    fs_greater(parent->reserved_bit_s, parent->reserved_before_bit_s),
+	}
+	if (wants_room && parent->rate_bit_s &&
+	    (parent->weight > parent->weight_before ||
+	     parent->reserved_bit_s > parent->reserved_before_bit_s)) {
+		sharers.count = parent->flows;
+		sharers.weight = fs_greater(parent->weight, parent->weight_before);
+		sharers.lightest = class->weight;
+		sharers.reserved =
+		    fs_part(fs_greater(parent->reserved_bit_s, parent->reserved_before_bit_s),
 			    parent->rate_bit_s);
-			parent->share = fs_make_room(parent->share, &sharers);
-		}
+		parent->share = fs_make_room(parent->share, &sharers);
 	}
 	ep_leave(parent);
 	return before != epoch;
+}
+
+/*
+ * Counts a packet of a class. A class counts in each epoch in which it sends. Room is made for it
+ * at once if it is new, or if it comes back and took half of its part when it last sent. One that
+ * only sends a datagram now and then has room made when it takes half of its part: otherwise each
+ * of these datagrams would take a share from its siblings.
+ */
+static inline __attribute__((always_inline)) void ep_use_class(struct tg_queue *parent,
+							       struct tg_queue *queue,
+							       const struct cl_class *class,
+							       __u32 bytes)
+{
+	__u32 epoch = *(volatile __u32 *)&parent->epoch + 1;
+	__u32 counted = *(volatile __u32 *)&queue->counted_epoch;
+	__u32 busy = *(volatile __u32 *)&queue->busy_epoch;
+	__u32 last = *(volatile __u64 *)&queue->sent >> 32;
+	__u64 share = *(volatile __u32 *)&parent->share;
+	/* One that was only silent for a while is not new, as with flows. */
+	int is_known = counted && epoch - counted <= FS_KNOWN_EPOCHS;
+	int was_busy = busy && last - busy <= FS_KNOWN_EPOCHS;
+	int wants_room = !counted || (!is_known && was_busy);
+	__u64 part = (share ? share : FS_TARGET) * class->weight / FS_WEIGHT;
+	__s64 aside_ns;
+
+	if (parent->rate_bit_s)
+		part += fs_part(class->guarantee_bit_s, parent->rate_bit_s);
+	part = up_fair_ns(part, parent->epoch_us * 1000ULL);
+	if (up_takes(&queue->sent, epoch, bytes, 0, parent->cost, part, &aside_ns)) {
+		wants_room |= !busy || epoch - busy > FS_KNOWN_EPOCHS;
+		queue->busy_epoch = epoch;
+	}
+	ep_count_class(parent, &queue->counted_epoch, class, wants_room);
 }
 
 /*

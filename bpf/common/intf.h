@@ -190,10 +190,14 @@ struct tg_queue {
 	 */
 	__u64 aside_ns;
 	__u64 aside_before;
-	/* For a child: the last epoch of its parent in which it was counted. */
+	/* For a child: an epoch of its parent, and bytes in it (unpaced.h). */
+	__u64 sent;
+	/* For a child: the last epochs of its parent in which it counted, and took half a part. */
 	__u32 counted_epoch;
+	__u32 busy_epoch;
 	/* For flows: whether an unpaced sender wanted more than one share in this epoch. */
 	__u32 flooded;
+	__u32 pad;
 	/* Behind windows: the finish time of traffic of unpaced senders alone. */
 	__u64 unpaced_finish_ns;
 	/*

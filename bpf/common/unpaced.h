@@ -76,13 +76,13 @@ static inline __attribute__((always_inline)) int up_within(__u64 *sent, __u32 ep
 }
 
 /*
- * At least half of a share: a flow that takes less in an epoch, or no more than a frame, does not
- * count.
+ * At least half of a share, and more than so many bytes: who takes less in an epoch does not count.
  */
-static inline __attribute__((always_inline)) int up_is_much(__u64 bytes, __u64 cost, __u64 fair_ns)
+static inline __attribute__((always_inline)) int up_is_much(__u64 bytes, __u32 least_bytes,
+							    __u64 cost, __u64 fair_ns)
 {
 	return bytes >= UP_MAX_BYTES ||
-	       (bytes > UP_FRAME_BYTES && vq_time_ns(bytes, cost) >= fair_ns / 2);
+	       (bytes > least_bytes && vq_time_ns(bytes, cost) >= fair_ns / 2);
 }
 
 /* Whether a flow has taken half of its share in this epoch, by its socket's word. */
@@ -101,24 +101,25 @@ static inline __attribute__((always_inline)) int up_took_much(__u64 seen, __u32 
 }
 
 /*
- * Counts a packet of a flow that has a share. Returns whether the flow takes at least half of that
- * in this epoch, and more than a frame: then it is one of those that divide the limit. Until then
- * *aside_ns is what to set aside for it. With the packet that makes the flow count, it is what to
- * give back (negative).
+ * Counts a packet of who has a share. Returns whether it takes at least half of that in this epoch,
+ * and more than `least_bytes`: then it is one of those that divide the limit. Until then *aside_ns
+ * is what to set aside for it. With the packet that makes it count, it is what to give back
+ * (negative).
  */
-static inline __attribute__((always_inline)) int
-up_takes(__u64 *sent, __u32 epoch, __u32 bytes, __u64 cost, __u64 fair_ns, __s64 *aside_ns)
+static inline __attribute__((always_inline)) int up_takes(__u64 *sent, __u32 epoch, __u32 bytes,
+							  __u32 least_bytes, __u64 cost,
+							  __u64 fair_ns, __s64 *aside_ns)
 {
 	__u64 seen = *(volatile __u64 *)sent;
 	__u64 counted = up_is_of(seen, epoch) ? seen & 0xffffffff : 0;
 	__u64 before_ns = vq_time_ns(counted, cost);
 
 	*aside_ns = 0;
-	if (up_is_much(counted, cost, fair_ns))
+	if (up_is_much(counted, least_bytes, cost, fair_ns))
 		return 1;
 	bytes = bytes < VQ_MAX_PACKET_BYTES ? bytes : VQ_MAX_PACKET_BYTES;
 	up_add(sent, seen, epoch, bytes);
-	if (up_is_much(counted + bytes, cost, fair_ns)) {
+	if (up_is_much(counted + bytes, least_bytes, cost, fair_ns)) {
 		__sync_fetch_and_or(sent, UP_MAX_BYTES);
 		*aside_ns = -(__s64)before_ns;
 		return 1;

@@ -600,9 +600,9 @@ static __always_inline void account(struct __sk_buff *skb, const struct tg_limit
 		use(skb, conf, queue, packet->bytes, direction);
 	if (packet->bytes > VQ_SMALL_BYTES) {
 		if (is_own(packet))
-			tg_count_class(queue, own, 0);
+			tg_use_class(queue, own, 0, packet->bytes);
 		if (parent)
-			tg_count_class(parent, queue, class);
+			tg_use_class(parent, queue, class, packet->bytes);
 	}
 	if (is_own(packet)) {
 		own_rate = own->cost_now ? own->rate_bit_s : rate;

@@ -92,14 +92,14 @@ static __always_inline struct cl_class tg_class(const struct cl_class *child)
 	return class;
 }
 
-/* Counts a class among those that are active in this epoch of its parent. */
-__noinline int tg_count_class(struct tg_queue *parent, struct tg_queue *queue,
-			      const struct cl_class *child)
+/* Counts what a class takes in this epoch of its parent. */
+__noinline int tg_use_class(struct tg_queue *parent, struct tg_queue *queue,
+			    const struct cl_class *child, __u32 bytes)
 {
 	struct cl_class class = tg_class(child);
 
 	if (parent && queue)
-		ep_count_class(parent, &queue->counted_epoch, &class);
+		ep_use_class(parent, queue, &class, bytes);
 	return 0;
 }
 

@@ -8,7 +8,13 @@ int native_ep_count_flow(struct tg_queue *queue, __u32 *seen)
 
 int native_ep_count_class(struct tg_queue *parent, __u32 *seen, const struct cl_class *class)
 {
-	return ep_count_class(parent, seen, class);
+	return ep_count_class(parent, seen, class, 1);
+}
+
+void native_ep_use_class(struct tg_queue *parent, struct tg_queue *queue,
+			 const struct cl_class *class, __u32 bytes)
+{
+	ep_use_class(parent, queue, class, bytes);
 }
 
 void native_ep_charge(const struct vq_conf *conf, struct tg_queue *queue, __u64 now_ns,

@@ -31,7 +31,7 @@ __u32 native_up_took_much(__u64 sent, __u32 epoch)
 __u32 native_up_takes(__u64 *sent, __u32 epoch, __u32 bytes, __u64 cost, __u64 fair_ns,
 		      __s64 *aside_ns)
 {
-	return up_takes(sent, epoch, bytes, cost, fair_ns, aside_ns);
+	return up_takes(sent, epoch, bytes, UP_FRAME_BYTES, cost, fair_ns, aside_ns);
 }
 
 void native_up_config(const struct vq_conf *conf, struct vq_conf *out)

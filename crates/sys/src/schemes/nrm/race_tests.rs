@@ -28,6 +28,12 @@ unsafe extern "C" {
         seen: *mut u32,
         class: *const intf::ClassConf,
     ) -> i32;
+    fn native_ep_use_class(
+        parent: *mut intf::Queue,
+        queue: *mut intf::Queue,
+        class: *const intf::ClassConf,
+        bytes: u32,
+    );
     fn native_ep_charge(
         conf: *const intf::QueueConf,
         queue: *mut intf::Queue,
@@ -215,30 +221,43 @@ fn classes_of_many_cpus_are_conserved() {
     assert_eq!(is.entered, 0);
 }
 
-/// A class that sends less often than once an epoch keeps no share from the others.
+/// Room is made for a class that is new, or greedy, and for no datagram now and then.
 #[test]
-fn a_class_that_was_silent_for_a_while_is_not_new() {
-    let share = TARGET as u32;
-    let class = intf::ClassConf {
-        guarantee_bit_s: RATE_BIT_S * 2 / 5,
-        weight: 100,
-        ..intf::ClassConf::default()
+fn a_class_that_takes_little_takes_no_share_from_others() {
+    const SHARE: u32 = TARGET as u32;
+    const FRAME_BYTES: u32 = 1514;
+    let class = intf::ClassConf { weight: 100, ..intf::ClassConf::default() };
+    // A class of the same weight sends in each epoch.
+    let mut parent = intf::Queue {
+        rate_bit_s: RATE_BIT_S,
+        cost: conf().cost,
+        epoch_us: EPOCH_NS as u32 / 1000,
+        ..intf::Queue::default()
     };
-    let count = |mut seen: u32| {
-        // Another class has sent in the epoch before.
-        let rest = intf::Queue { weight_before: 100, lightest_before: 100, ..Default::default() };
-        let mut parent = intf::Queue { epoch: 100, share, rate_bit_s: RATE_BIT_S, ..rest };
-        // SAFETY: all are live, of the layouts that the header declares.
-        assert_eq!(unsafe { native_ep_count_class(&raw mut parent, &raw mut seen, &class) }, 1);
-        assert_eq!((seen, parent.weight, parent.flows), (101, 100, 1));
+    let mut queue = intf::Queue::default();
+    // The share after packets of the class in a later epoch, in which the parent had this share.
+    let mut share_after = |later: u32, packets: usize, bytes: u32| {
+        let (share, epoch) = (SHARE, parent.epoch + later);
+        let rest = intf::Queue { weight: 100, weight_before: 100, lightest: 100, ..parent };
+        parent = intf::Queue { epoch, share, flows: 1, lightest_before: 100, ..rest };
+        for _ in 0..packets {
+            // SAFETY: all are live, of the layouts that the header declares.
+            unsafe { native_ep_use_class(&raw mut parent, &raw mut queue, &class, bytes) };
+        }
+        assert_eq!((parent.weight, queue.counted_epoch), (200, epoch + 1), "it counts");
         parent.share
     };
-    for known in [99, 101 - 8] {
-        assert_eq!(count(known), share, "{known}");
+    // Half of its part of 5 ms.
+    let many = (RATE_BIT_S * EPOCH_NS / 8_000_000_000) as usize / FRAME_BYTES as usize / 2 + 1;
+    assert!(share_after(1, 1, 200) < SHARE, "it is new");
+    for later in [1, 9, 100, 5000] {
+        assert_eq!(share_after(later, 1, 200), SHARE, "a datagram {later} epochs later");
     }
-    for new in [0, 101 - 9, 5000] {
-        assert!(count(new) < share, "{new}");
-    }
+    assert!(share_after(100, many, FRAME_BYTES) < SHARE, "it wants its part");
+    assert_eq!(share_after(1, many, FRAME_BYTES), SHARE, "it goes on");
+    assert_eq!(share_after(8, 1, FRAME_BYTES), SHARE, "it was silent for a while");
+    assert!(share_after(100, 1, FRAME_BYTES) < SHARE, "it comes back");
+    assert_eq!(share_after(100, 1, 200), SHARE, "it took little when it came back");
 }
 
 /// Rates that change under packets: a packet sees the thresholds of one rate, and no charge is lost.
