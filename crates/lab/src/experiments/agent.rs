@@ -50,7 +50,7 @@ const DEADLINE_NS: &str = "deadline_ns";
 
 /// A service has gone for so long before the next one starts, so that the agent is idle then.
 const PAUSE: Duration = Duration::from_millis(100);
-/// What does not come in this time comes never.
+/// How long a limit, a report or a verb may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// How often the pins of a limit are looked for.
 const LOOK: Duration = Duration::from_micros(50);
@@ -236,7 +236,7 @@ fn limit(name: &str, scope: &str, more: &str) -> String {
     )
 }
 
-/// What came of services that started one after the other, in nanoseconds.
+/// The starts of services, one after the other, in nanoseconds.
 struct Starts {
     /// How long the first one had no limit: its programs were loaded meanwhile.
     first_ns: f64,
@@ -253,48 +253,56 @@ fn start_services(ctx: &Context, system: &str, starts: u32) -> anyhow::Result<St
     bed.file(&limit("services", &format!("unit = \"{}-*.service\"", bed.word()), more))?;
     let (agent, report) = bed.agent(|report| report["gate"]["state"] == "open")?;
     let deadline_ms = report["gate"]["deadline_ms"].as_f64().context("no deadline")?;
-    let (_cgroup, first, _, first_ns) = start_service(&bed, is_each, 0)?;
+    let first = Service::start(&bed, is_each, 0)?;
     let mut others_ns = Vec::new();
     for number in 1..=starts {
-        let (cgroup, service, pins, took_ns) = start_service(&bed, is_each, number)?;
+        let Service { process, cgroup, pins, took_ns } = Service::start(&bed, is_each, number)?;
         others_ns.push(took_ns);
-        service.kill()?;
+        process.kill()?;
         drop(cgroup);
         if is_each {
             wait_until("the end of the limit", PATIENCE, || Ok((!pins.exists()).then_some(())))?;
         }
         pass_time(PAUSE)?;
     }
-    first.kill()?;
+    first.process.kill()?;
     agent.stop()?;
     bed.verb(&["detach"])?;
-    Ok(Starts { first_ns, others_ns, deadline_ns: deadline_ms * 1e6 })
+    Ok(Starts { first_ns: first.took_ns, others_ns, deadline_ns: deadline_ms * 1e6 })
 }
 
-/// Starts a service, and waits for its limit: its cgroup, process, pins, and how long it took in nanoseconds.
-fn start_service(
-    bed: &Bed,
-    is_each: bool,
-    number: u32,
-) -> anyhow::Result<(Cgroup, Child, PathBuf, f64)> {
-    let name = format!("{}-{number}.service", bed.word());
-    let cgroup = bed.slice.create_below(&name)?;
-    let pins = match is_each {
-        true => format!("services-{}", name.replace('.', "_")),
-        false => format!("services/members/{}", Hierarchy::find()?.open(cgroup.name())?.id()),
-    };
-    let pins = bed.place.store().join(pins);
-    let mut sleep = Command::new("sleep");
-    sleep.arg("infinity");
-    let cgroup_procs = Some(cgroup.open_procs()?);
-    prepare(&mut sleep, SpawnInto { netns: None, cgroup_procs, die_with_parent: true })?;
-    let begun = Instant::now();
-    let service = Child::spawn(sleep)?;
-    while !pins.exists() {
-        ensure!(!interrupted() && begun.elapsed() < PATIENCE, "no limit came for {name}");
-        thread::sleep(LOOK);
+/// A service with its limit.
+struct Service {
+    process: Child,
+    cgroup: Cgroup,
+    /// What is there while the limit is on it.
+    pins: PathBuf,
+    /// From before the fork until its limit was there, in nanoseconds.
+    took_ns: f64,
+}
+
+impl Service {
+    fn start(bed: &Bed, is_each: bool, number: u32) -> anyhow::Result<Service> {
+        let name = format!("{}-{number}.service", bed.word());
+        let cgroup = bed.slice.create_below(&name)?;
+        let pins = match is_each {
+            true => format!("services-{}", name.replace('.', "_")),
+            false => format!("services/members/{}", Hierarchy::find()?.open(cgroup.name())?.id()),
+        };
+        let pins = bed.place.store().join(pins);
+        let mut sleep = Command::new("sleep");
+        sleep.arg("infinity");
+        let cgroup_procs = Some(cgroup.open_procs()?);
+        prepare(&mut sleep, SpawnInto { netns: None, cgroup_procs, die_with_parent: true })?;
+        let begun = Instant::now();
+        let process = Child::spawn(sleep)?;
+        while !pins.exists() {
+            ensure!(!interrupted() && begun.elapsed() < PATIENCE, "no limit came for {name}");
+            thread::sleep(LOOK);
+        }
+        let took_ns = begun.elapsed().as_nanos() as f64;
+        Ok(Service { process, cgroup, pins, took_ns })
     }
-    Ok((cgroup, service, pins, begun.elapsed().as_nanos() as f64))
 }
 
 /// Applies limits, and has the agent keep them.

@@ -314,7 +314,7 @@ fn root_edt_a_class_follows_its_rate() {
     }
 }
 
-/// What a group lends has an end that the program itself sees.
+/// A rate that a group lends has an end, which the program itself sees.
 #[test]
 fn root_edt_a_rate_that_is_lent_ends_in_the_loaded_program() {
     if !rustix::process::geteuid().is_root() {
