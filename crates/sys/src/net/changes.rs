@@ -81,7 +81,7 @@ mod tests {
             let mut netlink = netns.netlink().unwrap();
             let lo = netlink.index_of("lo").unwrap();
             let changes = DeviceChanges::open().unwrap();
-            rustix::net::sockopt::set_socket_recv_buffer_size(&changes.fd(), KEPT_BYTES).unwrap();
+            rustix::net::sockopt::set_socket_recv_buffer_size(changes.fd(), KEPT_BYTES).unwrap();
             assert!(!changes.take(), "nothing has changed");
             let change = |at: usize| netlink.set_up(lo, at.is_multiple_of(2)).unwrap();
             let mut at = (0..CHANGES_MAX).map(change);
