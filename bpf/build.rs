@@ -22,6 +22,7 @@ pub fn build(sources: &str, library: &str) -> Result<u64, Box<dyn Error>> {
     let bpf = manifest.join(sources).canonicalize()?;
     // What a crate's own programs include from the folders of `bpf/`.
     let shared = manifest.join("../../bpf").canonicalize()?;
+    println!("cargo:rerun-if-changed={}", shared.display());
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let headers = [&bpf, &shared].map(|folder| format!("-I{}", folder.display()));
     let system_headers = system_headers()?;
