@@ -52,7 +52,7 @@ const DEADLINE_NS: &str = "deadline_ns";
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long a limit, a report or a verb may take.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How often the pins of a limit are looked for.
+/// The lab looks for the pins of a limit so often: a start takes some 20 ms.
 const LOOK: Duration = Duration::from_micros(50);
 
 /// The claims: a thousand limits are applied in this time, and cost the agent at most this.
@@ -275,7 +275,7 @@ fn start_services(ctx: &Context, system: &str, starts: u32) -> anyhow::Result<St
 struct Service {
     process: Child,
     cgroup: Cgroup,
-    /// What is there while the limit is on it.
+    /// Pins that exist while the limit is on the cgroup.
     pins: PathBuf,
     /// From before the fork until its limit was there, in nanoseconds.
     took_ns: f64,
