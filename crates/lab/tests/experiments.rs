@@ -410,7 +410,7 @@ fn root_hierarchy_reports_every_system() {
     for system in ["pace", "nrm", "htb"] {
         assert_eq!(report.values(system, "back_ms", None).len(), 3, "{system}");
         let sent = report.values(system, "used_percent", None);
-        assert!(sent.len() == 6 && sent.iter().all(|percent| *percent > 0.0), "{system}: {sent:?}");
+        assert!(sent.len() == 7 && sent.iter().all(|percent| *percent > 0.0), "{system}: {sent:?}");
     }
     assert!(report.claims.len() >= 12, "{:?}", report.claims);
 }

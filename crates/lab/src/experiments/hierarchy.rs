@@ -7,6 +7,7 @@
 
 mod claims;
 mod force;
+mod idle;
 mod tree;
 
 use std::{
@@ -123,12 +124,13 @@ impl Experiment for Hierarchy {
              of its guarantee and from which on it had as much over 200 ms. `used` is of what the classes \
              may have, and the probe's datagrams are in it; the probe is in bulk while bulk is alone, and \
              otherwise in web. `drops` are of the whole run, the flood's among them. HTB's quantum is 150 \
-             bytes for each unit of weight, and its queues are of 1000 packets.",
+             bytes for each unit of weight, and its queues are of 1000 packets. Last, in a tree of its own, one \
+             class is greedy beside many that send ten datagrams of 100 bytes a second each.",
         );
         let lab_binary = self.tiny.clone();
         let testbed =
             Testbed::new(TestbedOptions { lab_binary, ..TestbedOptions::new(Topology::Pair) })?;
-        force::add_addresses(&testbed, &tree)?;
+        force::add_addresses(&testbed, tree.classes.len().max(idle::CLASSES + 1))?;
         let parts = |phase: usize| tree.parts(tree.root_bit_s as f64, &active(&tree, phase));
         for (at, phase) in PHASES.iter().enumerate() {
             for leaf in tree.leaves() {
@@ -142,7 +144,7 @@ impl Experiment for Hierarchy {
             if run == 1 {
                 measured.figure(ctx, &tree, system);
             }
-            Ok(())
+            idle::measure(ctx, &testbed, system, run, step * 3)
         })?;
         for (file, title, metric, points) in [
             ("rtt", "Round trip inside a class, p99, and median (diamonds)", P99, Some(P50)),
@@ -168,7 +170,7 @@ fn phase_case(tree: &Tree, phase: &Phase) -> Case {
 }
 
 fn class_case(tree: &Tree, phase: &Phase, class: usize) -> Case {
-    phase_case(tree, phase).with("class", tree.classes[class].name)
+    phase_case(tree, phase).with("class", tree.classes[class].name.as_str())
 }
 
 /// What a run showed.
@@ -344,7 +346,7 @@ impl Measured {
             let _ = record;
         }
         let whole = Case::new().with("limit_bit_s", tree.root_bit_s);
-        let names = tree.classes.iter().map(|class| class.name).chain([force::ROOT]);
+        let names = tree.classes.iter().map(|class| class.name.as_str()).chain([force::ROOT]);
         for (name, drops) in names.zip(&self.drops) {
             let case = whole.clone().with("class", name);
             ctx.record(system, &case, run).value(DROPS, *drops as f64);
@@ -365,7 +367,7 @@ impl Measured {
         };
         let leaves = tree.leaves().into_iter().zip(&self.bytes);
         let mut lines: Vec<Series> =
-            leaves.map(|(class, bytes)| series(tree.classes[class].name, bytes)).collect();
+            leaves.map(|(class, bytes)| series(&tree.classes[class].name, bytes)).collect();
         lines.push(series("all", &self.total));
         let lines = Lines {
             title: format!("{system}: rates of the classes on the wire in bins of 50 ms"),

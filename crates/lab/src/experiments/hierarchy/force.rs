@@ -33,12 +33,12 @@ pub(super) fn addr(class: usize) -> IpAddr {
     Ipv4Addr::new(10, 77, 0, 100 + class as u8).into()
 }
 
-/// Gives the receiver those addresses.
-pub(super) fn add_addresses(testbed: &Testbed, tree: &Tree) -> anyhow::Result<()> {
+/// Gives the receiver the addresses of so many classes.
+pub(super) fn add_addresses(testbed: &Testbed, classes: usize) -> anyhow::Result<()> {
     let mut netlink = testbed.receiver(0).netlink()?;
     let index = netlink.index_of(testbed.receiver_dev(0))?;
-    for leaf in tree.leaves() {
-        netlink.add_address(index, addr(leaf), V4_BITS)?;
+    for class in 0..classes {
+        netlink.add_address(index, addr(class), V4_BITS)?;
     }
     Ok(())
 }
@@ -87,7 +87,7 @@ impl<'a> Force<'a> {
                 Ok((0..tree.classes.len()).map(of).chain([0]).collect())
             }
             Force::Limits(limits) => {
-                let names = tree.classes.iter().map(|class| class.name);
+                let names = tree.classes.iter().map(|class| class.name.as_str());
                 names
                     .chain([ROOT])
                     .map(|name| limits.store.drops(name, Direction::Egress))
@@ -125,7 +125,7 @@ impl<'a> Limits<'a> {
         let mut cgroups: Vec<Cgroup> = Vec::new();
         for class in &tree.classes {
             let above = class.parent.map_or(&root, |parent| &cgroups[parent]);
-            let cgroup = above.create_below(class.name)?;
+            let cgroup = above.create_below(&class.name)?;
             cgroups.push(cgroup);
         }
         let spec = spec(tree, system, &root, &cgroups)?;
@@ -159,9 +159,9 @@ fn spec(tree: &Tree, system: System, root: &Cgroup, cgroups: &[Cgroup]) -> anyho
     };
     let mut text = limit(ROOT, root) + &format!("egress = \"{}\"\n\n", rate(tree.root_bit_s));
     for (class, cgroup) in tree.classes.iter().zip(cgroups) {
-        let Class { name, parent, guarantee_bit_s, weight, ceiling_bit_s } = *class;
-        let parent = parent.map_or(ROOT, |parent| tree.classes[parent].name);
-        let guarantee = rate(guarantee_bit_s);
+        let Class { name, parent, guarantee_bit_s, weight, ceiling_bit_s } = class;
+        let parent = parent.map_or(ROOT, |parent| &tree.classes[parent].name);
+        let guarantee = rate(*guarantee_bit_s);
         text += &limit(name, cgroup);
         text += &format!("parent = \"{parent}\"\nguarantee = \"{guarantee}\"\nweight = {weight}\n");
         text += &ceiling_bit_s

@@ -5,9 +5,9 @@ use crate::tools::flows::Want;
 const MBIT: u64 = 1_000_000;
 
 /// A class below the root.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Class {
-    pub(super) name: &'static str,
+    pub(super) name: String,
     /// The class that it is inside of; none: the root.
     pub(super) parent: Option<usize>,
     pub(super) guarantee_bit_s: u64,
@@ -25,8 +25,8 @@ pub(super) struct Tree {
 impl Tree {
     /// Three leaves, and in the full form a class that holds the first two of them.
     pub(super) fn new(quick: bool) -> Tree {
-        let class = |name, parent, guarantee, weight, ceiling: Option<u64>| Class {
-            name,
+        let class = |name: &str, parent, guarantee, weight, ceiling: Option<u64>| Class {
+            name: name.to_owned(),
             parent,
             guarantee_bit_s: guarantee * MBIT,
             weight,
@@ -181,9 +181,9 @@ mod tests {
         assert_eq!(mbit(&tree, &[0, 2]), [155.0, 0.0, 45.0]);
         // A ceiling leaves the rest to others, and alone nothing more.
         assert_eq!(mbit(&tree, &[2]), [0.0, 0.0, 80.0]);
-        let low = Class { ceiling_bit_s: Some(25 * MBIT), ..tree.classes[2] };
-        let classes = vec![tree.classes[0], tree.classes[1], low];
-        assert_eq!(mbit(&Tree { classes, ..tree }, &[0, 1, 2]), [113.0, 62.0, 25.0]);
+        let mut low = tree;
+        low.classes[2].ceiling_bit_s = Some(25 * MBIT);
+        assert_eq!(mbit(&low, &[0, 1, 2]), [113.0, 62.0, 25.0]);
     }
 
     #[test]
