@@ -46,6 +46,7 @@ const CHUNK_BYTES: usize = 128 * 1024;
 const ENDLESS_BYTES: u64 = 1 << 60;
 /// The payload of a flood's datagrams: with headers of either family a frame of an MTU of 1500.
 const DATAGRAM_BYTES: usize = 1452;
+const SMALL_DATAGRAM_BYTES: usize = 100;
 /// How often a flow with a rate writes what is due.
 const TICK: Duration = Duration::from_millis(2);
 /// Things that web servers send: this size, and with half the probability each double of it, so many times.
@@ -65,10 +66,12 @@ pub enum Want {
     Web,
     /// This payload a second as datagrams of one frame each, whatever becomes of them.
     Flood(u64),
+    /// So many datagrams of 100 bytes a second, whatever becomes of them.
+    Datagrams(u64),
 }
 
-/// A flow. Written `FROM-TO:greedy`, `FROM-TO:rate=BIT_S`, `FROM-TO:web` or `FROM-TO:flood=BIT_S`, times in
-/// ms from the common start.
+/// A flow. Written `FROM-TO:greedy`, `FROM-TO:rate=BIT_S`, `FROM-TO:web`, `FROM-TO:flood=BIT_S` or
+/// `FROM-TO:datagrams=N`, times in ms from the common start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowPlan {
     /// When it connects.
@@ -86,6 +89,7 @@ impl fmt::Display for FlowPlan {
             Want::Rate(bit_s) => write!(f, "rate={bit_s}"),
             Want::Web => f.write_str("web"),
             Want::Flood(bit_s) => write!(f, "flood={bit_s}"),
+            Want::Datagrams(each_second) => write!(f, "datagrams={each_second}"),
         }
     }
 }
@@ -94,8 +98,9 @@ impl FromStr for FlowPlan {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<FlowPlan> {
-        let expected =
-            || format!("the flow {text:?} is no FROM-TO:greedy, :rate=, :web or :flood=");
+        let expected = || {
+            format!("the flow {text:?} is no FROM-TO:greedy, :rate=, :web, :flood= or :datagrams=")
+        };
         let (times, want) = text.split_once(':').with_context(expected)?;
         let (from, to) = times.split_once('-').with_context(expected)?;
         let time = |ms: &str| anyhow::Ok(Duration::from_millis(ms.parse().with_context(expected)?));
@@ -104,6 +109,9 @@ impl FromStr for FlowPlan {
             None if want == "web" => Want::Web,
             Some(("rate", bit_s)) => Want::Rate(bit_s.parse().with_context(expected)?),
             Some(("flood", bit_s)) => Want::Flood(bit_s.parse().with_context(expected)?),
+            Some(("datagrams", each_second)) => {
+                Want::Datagrams(each_second.parse().with_context(expected)?)
+            }
             _ => bail!(expected()),
         };
         let plan = FlowPlan { from: time(from)?, to: time(to)?, want };
@@ -219,8 +227,13 @@ impl Flow {
     fn run(mut self) -> anyhow::Result<FlowTimes> {
         thread::sleep((self.start + self.plan.from).saturating_duration_since(Instant::now()));
         let end = self.start + self.plan.to;
-        if let Want::Flood(bit_s) = self.plan.want {
-            return self.flood(bit_s, end);
+        match self.plan.want {
+            Want::Flood(bit_s) => return self.datagrams(bit_s, DATAGRAM_BYTES, end),
+            Want::Datagrams(each_second) => {
+                let bit_s = each_second * SMALL_DATAGRAM_BYTES as u64 * 8;
+                return self.datagrams(bit_s, SMALL_DATAGRAM_BYTES, end);
+            }
+            Want::Greedy | Want::Rate(_) | Want::Web => {}
         }
         let socket =
             self.connect().with_context(|| format!("cannot connect to {}", self.server))?;
@@ -258,7 +271,7 @@ impl Flow {
                     let pause = PAUSE.mul_f64(-self.uniform().ln());
                     pause_until(Instant::now() + pause, end);
                 }
-                Want::Flood(_) => bail!("a flood has no connection"),
+                Want::Flood(_) | Want::Datagrams(_) => bail!("datagrams have no connection"),
             }
         }
         set_socket_linger(&socket, Some(Duration::ZERO))?;
@@ -266,20 +279,22 @@ impl Flow {
         Ok(FlowTimes { began_ns, ended_ns: now_ns() })
     }
 
-    /// Sends datagrams. That one is refused or dropped, here or later, is what a flood is for.
-    fn flood(&self, bit_s: u64, end: Instant) -> anyhow::Result<FlowTimes> {
+    /// Sends datagrams of `size` bytes. That one is refused or dropped, here or later, is no error.
+    fn datagrams(&self, bit_s: u64, size: usize, end: Instant) -> anyhow::Result<FlowTimes> {
         let (_, any) = self.any();
         let socket = std::net::UdpSocket::bind(any)?;
         socket.set_nonblocking(true)?;
         let (began_ns, began, mut sent) = (now_ns(), Instant::now(), 0);
-        let datagram = [0; DATAGRAM_BYTES];
+        let datagram = vec![0; size];
         while Instant::now() < end {
             let due = began.elapsed().as_nanos() * u128::from(bit_s) / 8_000_000_000;
             while sent < due {
                 let _ = socket.send_to(&datagram, self.server);
-                sent += DATAGRAM_BYTES as u128;
+                sent += size as u128;
             }
-            pause_until(Instant::now() + TICK, end);
+            // One that sends seldom sleeps until the next is due.
+            let next = Duration::from_secs_f64(sent as f64 * 8.0 / bit_s.max(1) as f64);
+            pause_until((began + next).max(Instant::now() + TICK), end);
         }
         Ok(FlowTimes { began_ns, ended_ns: now_ns() })
     }
@@ -356,7 +371,9 @@ mod tests {
 
     #[test]
     fn plans_come_back_as_they_went() {
-        for text in ["0-5000:greedy", "1-2000:rate=5000000", "0-3000:web", "0-1:flood=9"] {
+        for text in
+            ["0-5000:greedy", "1-2000:rate=5000000", "0-3000:web", "0-1:flood=9", "0-1:datagrams=9"]
+        {
             assert_eq!(text.parse::<FlowPlan>().unwrap().to_string(), text);
         }
         for text in ["", "0-1", "0:greedy", "5-1:web", "0-1:much", "0-x:web", "0-1:rate=x"] {

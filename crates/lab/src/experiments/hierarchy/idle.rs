@@ -8,7 +8,7 @@ use std::{
 use tidegate_instruments::wire_meter::WireMeter;
 
 use super::{
-    BIN, DRAIN, LOST, PORT, PROBE_PORT, SETTLED, USED, bit_s,
+    BIN, DROPS, PORT, SETTLED, USED, bins_in, bit_s,
     force::{self, Force},
     tree::{Class, Tree},
 };
@@ -19,7 +19,7 @@ use crate::{
     testbed::{Testbed, wait::pass_time},
     tools::{
         flows::{self, FlowPlan, FlowsArgs, Want},
-        probe, rpc,
+        rpc,
     },
 };
 
@@ -29,12 +29,12 @@ const GUARANTEE_BIT_S: u64 = 1_000_000;
 const WEIGHT: u32 = 100;
 /// Classes that send little.
 pub(super) const CLASSES: usize = 49;
-/// A second, in each of them, of this payload.
+/// A second, in each of them.
 const DATAGRAMS: u64 = 10;
-const DATAGRAM_BYTES: usize = 100;
+/// The place of the greedy class in the tree.
 const GREEDY: usize = 0;
-const GREEDY_PORT: u16 = 30_000;
-/// The clients of the small classes start one after the other.
+const FIRST_PORT: u16 = 30_000;
+/// The small classes start one after the other, all of them before the greedy one.
 const STARTS: Duration = Duration::from_secs(1);
 
 fn tree() -> Tree {
@@ -45,11 +45,9 @@ fn tree() -> Tree {
         weight: WEIGHT,
         ceiling_bit_s: None,
     };
-    let small = (1..=CLASSES).map(|at| class(format!("small-{at}")));
-    Tree {
-        root_bit_s: ROOT_BIT_S,
-        classes: [class("greedy".to_owned())].into_iter().chain(small).collect(),
-    }
+    let small = (1..=CLASSES).map(|at| format!("small-{at}"));
+    let names = ["greedy".to_owned()].into_iter().chain(small);
+    Tree { root_bit_s: ROOT_BIT_S, classes: names.map(class).collect() }
 }
 
 /// Records how much of the root is used while one class is greedy for `time`, and what the others lose.
@@ -63,49 +61,41 @@ pub(super) fn measure(
     let tree = tree();
     let to = testbed.receiver(0);
     let _server = rpc::start_server(testbed, to, SocketAddr::from(([0, 0, 0, 0], PORT)))?;
-    let echo = |class| SocketAddr::new(force::addr(class), PROBE_PORT);
-    let small = GREEDY + 1..tree.classes.len();
-    let echoes = small.clone().map(|class| probe::start_server(testbed, to, echo(class)));
-    let _echoes = echoes.collect::<anyhow::Result<Vec<_>>>()?;
-    let force = Force::apply(ctx, testbed, &tree, system)?;
-
+    let mut force = Force::apply(ctx, testbed, &tree, system)?;
     let bins = ((STARTS + time * 2).as_nanos() / BIN.as_nanos()) as u32;
     let mut meter = WireMeter::attach(to, testbed.receiver_dev(0), bins, BIN)?;
-    let started = Instant::now();
-    let probers = small.map(|class| {
-        let args = probe::ClientArgs {
-            rate_hz: DATAGRAMS,
-            size_bytes: DATAGRAM_BYTES,
-            drain: DRAIN,
-            may_lose_all: true,
-            ..probe::ClientArgs::new(echo(class), STARTS + time)
-        };
-        Ok((probe::start_client(testbed, force.site(testbed, class), args)?, args))
-    });
-    let probers = probers.collect::<anyhow::Result<Vec<_>>>()?;
-    pass_time(STARTS.saturating_sub(started.elapsed()))?;
-    let args = FlowsArgs {
-        servers: vec![SocketAddr::new(force::addr(GREEDY), PORT)],
-        first_port: GREEDY_PORT,
+
+    let sends = |class: usize, time: Duration, want: Want| FlowsArgs {
+        servers: vec![SocketAddr::new(force::addr(class), PORT)],
+        first_port: FIRST_PORT + class as u16,
         cc: "cubic".to_owned(),
         seed: ctx.links.seed,
-        flows: vec![FlowPlan { from: Duration::ZERO, to: time, want: Want::Greedy }],
+        flows: vec![FlowPlan { from: Duration::ZERO, to: time, want }],
     };
+    let started = Instant::now();
+    let small = (GREEDY + 1..tree.classes.len()).map(|class| {
+        let args = sends(class, STARTS + time, Want::Datagrams(DATAGRAMS));
+        Ok((flows::start(testbed, force.site(testbed, class), &args)?, args))
+    });
+    let small = small.collect::<anyhow::Result<Vec<_>>>()?;
+    pass_time(STARTS.saturating_sub(started.elapsed()))?;
     meter.start()?;
+    let args = sends(GREEDY, time, Want::Greedy);
     let greedy = flows::start(testbed, force.site(testbed, GREEDY), &args)?;
     let times = flows::finish(greedy, &args)?;
-    let probes = probers.into_iter().map(|(client, args)| probe::finish_client(client, args));
-    let probes = probes.collect::<anyhow::Result<Vec<_>>>()?;
+    let small = small.into_iter().map(|(client, args)| flows::finish(client, &args));
+    let _ = small.collect::<anyhow::Result<Vec<_>>>()?;
 
     let bin_of = |ns: u64| (ns.saturating_sub(meter.started_ns()) / BIN.as_nanos() as u64) as usize;
-    let (from, to) = (bin_of(times[0].began_ns), bin_of(times[0].ended_ns));
+    let settled = bin_of(times[0].began_ns) + bins_in(SETTLED)..bin_of(times[0].ended_ns);
     let bytes: Vec<u64> = meter.bins()?.iter().map(|bin| bin.bytes).collect();
-    let settled = from + super::bins_in(SETTLED);
-    let used = bytes.get(settled..to).map_or(0.0, bit_s) / ROOT_BIT_S as f64 * 100.0;
-    let lost = probes.iter().map(probe::ProbeReport::lost_percent).sum::<f64>();
+    let used = bytes.get(settled).map_or(0.0, bit_s) / ROOT_BIT_S as f64 * 100.0;
+    let drops: u64 = force.drops(&tree)?[GREEDY + 1..=CLASSES].iter().sum();
     let case = Case::new()
         .with("limit_bit_s", ROOT_BIT_S)
         .with("step", format!("one beside {CLASSES} that send little"));
-    ctx.record(system, &case, run).value(USED, used).value(LOST, lost / probes.len() as f64);
+    let small = case.clone().with("class", "small");
+    ctx.record(system, &case, run).value(USED, used);
+    ctx.record(system, &small, run).value(DROPS, drops as f64);
     Ok(())
 }

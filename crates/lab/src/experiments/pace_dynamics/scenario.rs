@@ -88,6 +88,9 @@ impl Scenario {
             (true, Want::Rate(bit_s) | Want::Flood(bit_s)) => {
                 format!("{number}, {} Mbit/s", bit_s / MBIT)
             }
+            (true, Want::Datagrams(each_second)) => {
+                format!("{number}, {each_second} datagrams a second")
+            }
             (true, Want::Web) => format!("{number}, on-off"),
         }
     }
