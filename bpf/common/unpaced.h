@@ -76,7 +76,8 @@ static inline __attribute__((always_inline)) int up_within(__u64 *sent, __u32 ep
 }
 
 /*
- * At least half of a share, and more than so many bytes: who takes less in an epoch does not count.
+ * At least half of a share, and more than so many bytes: a flow or class that takes less in an
+ * epoch does not count.
  */
 static inline __attribute__((always_inline)) int up_is_much(__u64 bytes, __u32 least_bytes,
 							    __u64 cost, __u64 fair_ns)
@@ -101,10 +102,10 @@ static inline __attribute__((always_inline)) int up_took_much(__u64 seen, __u32 
 }
 
 /*
- * Counts a packet of who has a share. Returns whether it takes at least half of that in this epoch,
- * and more than `least_bytes`: then it is one of those that divide the limit. Until then *aside_ns
- * is what to set aside for it. With the packet that makes it count, it is what to give back
- * (negative).
+ * Counts a packet of a flow or class. Returns whether it takes at least half of its share in this
+ * epoch, and more than `least_bytes`: then it counts among those that divide the limit. Until then
+ * *aside_ns is what to set aside for it. With the packet that makes it count, *aside_ns is what to
+ * give back (negative).
  */
 static inline __attribute__((always_inline)) int up_takes(__u64 *sent, __u32 epoch, __u32 bytes,
 							  __u32 least_bytes, __u64 cost,
