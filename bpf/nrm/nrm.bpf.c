@@ -413,7 +413,9 @@ __noinline int judge_unpaced(struct __sk_buff *skb, const struct vq_conf *conf,
 	packet->most.all_ns = packet->most.unpaced_ns = alone.drop_ns;
 	backlog = *(volatile __u64 *)&queue->finish_ns - packet->now;
 	if (within) {
-		packet->most.all_ns = conf->drop_ns + fs_min(queue->rtt_ns, RW_MAX_ROOM_NS);
+		/* Nor do they pay for replies that pass on credit (depth_ns). */
+		packet->most.all_ns = conf->drop_ns + FIRST_CREDIT_NS + UP_CREDIT_NS +
+				      fs_min(queue->rtt_ns, RW_MAX_ROOM_NS);
 		if (backlog > (__s64)packet->most.all_ns)
 			return VQ_DROP_FULL;
 		backlog = *(volatile __u64 *)&queue->unpaced_finish_ns - packet->now;

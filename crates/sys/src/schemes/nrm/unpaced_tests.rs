@@ -417,6 +417,7 @@ fn flows_that_begin_together_make_room_for_each_other() {
 
 /// A second in nanoseconds: thresholds are so far apart that the time a test takes does not matter.
 const S: u64 = 1_000_000_000;
+const MS: u64 = 1_000_000;
 const KEY: [u8; 4] = 1u32.to_ne_bytes();
 const FRAME_BYTES: u64 = 1514;
 
@@ -488,7 +489,8 @@ fn root_a_flood_at_ingress_gets_no_room_for_windows() {
     }
 }
 
-/// Packets within a share do not pay for windows on their way; packets beyond it do, however small.
+/// Packets within a share do not pay for windows on their way, nor for replies that pass on credit; packets
+/// beyond it do, however small.
 #[test]
 fn root_unpaced_senders_within_a_share_do_not_pay_for_windows() {
     if !rustix::process::geteuid().is_root() {
@@ -507,26 +509,28 @@ fn root_unpaced_senders_within_a_share_do_not_pay_for_windows() {
         frame
     };
     // Whether the packet is within the share of its flow, what all and what unpaced senders are behind, in
-    // seconds; and whether a large and a small packet pass.
+    // milliseconds; and whether a large and a small packet pass.
+    let drop_ms = conf.drop_ns / 1_000_000;
     let rows = [
         ("idle, within", true, 0, 0, [true, true]),
         ("idle, beyond", false, 0, 0, [true, true]),
-        ("windows are on their way, within", true, 100, 0, [true, true]),
-        ("windows are on their way, beyond", false, 100, 0, [false, false]),
-        ("beyond even their room", true, 200, 0, [false, false]),
-        ("unpaced senders are behind", true, 100, 60, [false, false]),
+        ("windows are on their way, within", true, 100_000, 0, [true, true]),
+        ("windows are on their way, beyond", false, 100_000, 0, [false, false]),
+        ("replies pass on credit", true, drop_ms + 100, 0, [true, true]),
+        ("beyond even that room", true, 200_000, 0, [false, false]),
+        ("unpaced senders are behind", true, 100_000, 60_000, [false, false]),
     ];
     let mut port = 0u16;
-    for (what, within, all_s, unpaced_s, expected) in rows {
+    for (what, within, all_ms, unpaced_ms, expected) in rows {
         for (frame, passes) in [&large, &small].into_iter().zip(expected) {
             port += 1;
             let mut frame = frame.clone();
             frame[34..36].copy_from_slice(&port.to_be_bytes());
-            let run = |all_s: u64, unpaced_s: u64| {
+            let run = |all_ms: u64, unpaced_ms: u64| {
                 let now = now_ns();
                 let was = intf::Queue {
-                    finish_ns: now + all_s * S,
-                    unpaced_finish_ns: now + unpaced_s * S,
+                    finish_ns: now + all_ms * MS,
+                    unpaced_finish_ns: now + unpaced_ms * MS,
                     epoch_start_ns: now,
                     epoch_us: 600_000_000,
                     // The least there is: zero stands for a share that is not known yet.
@@ -541,7 +545,7 @@ fn root_unpaced_senders_within_a_share_do_not_pay_for_windows() {
             };
             // A flow's first packet is within its share, and uses it for seconds.
             assert!(within || run(0, 0).2, "{what}: the first packet of {} bytes", frame.len());
-            let (now, was, passed) = run(all_s, unpaced_s);
+            let (now, was, passed) = run(all_ms, unpaced_ms);
             assert_eq!(passed, passes, "{what}, {} bytes", frame.len());
             let is = queue_of(&nrm);
             let cost =
