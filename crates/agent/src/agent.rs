@@ -141,6 +141,9 @@ pub struct Agent {
     /// What is to be done before anything else.
     todo: VecDeque<Action>,
     managed: BTreeSet<String>,
+    /// Limits of an earlier agent that this one has not seen in its files. They stay while a file has errors,
+    /// as it may have named them.
+    inherited: BTreeSet<String>,
     goal: Goal,
     refused: BTreeMap<String, String>,
     moves_refused: BTreeMap<String, String>,
@@ -185,6 +188,7 @@ impl Agent {
             gate_due: false,
             decisions: Decisions::new(deadline),
             todo: VecDeque::new(),
+            inherited: managed.clone(),
             managed,
             goal: Goal::default(),
             refused: BTreeMap::new(),
@@ -227,6 +231,7 @@ impl Agent {
                     if self.files.as_ref() != Some(&files) {
                         self.scan_due = Some(now);
                     }
+                    self.force |= !self.inherited.is_empty();
                     self.files = Some(files);
                     self.gate_due = true;
                 }
@@ -265,8 +270,12 @@ impl Agent {
                 self.retry = (!refused.is_empty()).then_some((now + wait, wait));
                 let goal = &self.goal;
                 let may_stay = goal.unsure || !goal.unlisted.is_empty();
-                self.managed
-                    .retain(|name| may_stay || goal.has(name) || refused.contains_key(name));
+                self.managed.retain(|name| {
+                    may_stay
+                        || goal.has(name)
+                        || refused.contains_key(name)
+                        || self.inherited.contains(name)
+                });
                 // What could not be moved may be, the next time.
                 self.moved.retain(|one| !self.moves_refused.contains_key(&one.into));
                 self.refused = refused;
@@ -412,7 +421,9 @@ impl Agent {
         // Nobody else waits while limits are put on.
         let limited = self.goal.limits.iter().flat_map(|goal| &goal.cgroups);
         let limited = limited.map(|(_, id)| *id).collect();
-        let (files, managed) = (files.clone(), self.managed.clone());
+        let files = files.clone();
+        self.inherited.retain(|name| !files.errors.is_empty() && !self.goal.has(name));
+        let managed = self.managed.difference(&self.inherited).cloned().collect();
         self.decide(&limited, now);
         self.force = false;
         // Until it is known what became of it.

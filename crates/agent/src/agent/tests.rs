@@ -287,6 +287,24 @@ fn what_was_put_on_by_the_agent_before_is_taken_off_and_nothing_else() {
 }
 
 #[test]
+fn limits_of_the_agent_before_stay_while_a_file_cannot_be_read() {
+    let mut bed = Bed::new();
+    bed.cgroups.insert("a.service".into(), 1);
+    let managed = ["a", "b", "c"].map(str::to_owned);
+    bed.agent = Agent::new("/etc/tidegate", 2, BTreeSet::from(managed.clone()), DEADLINE);
+    bed.host.extend(managed.map(|name| (name, "1mbit".to_owned())));
+    bed.write(&(unit("a", "egress = \"2mbit\"") + &unit("b", "egress = \"2mbps\"")));
+    let host = |bed: &Bed| bed.host.iter().map(|(k, v)| format!("{k} {v}")).collect::<Vec<_>>();
+    assert_eq!(host(&bed), ["a 2mbit", "b 1mbit", "c 1mbit"]);
+    assert_eq!(bed.report.managed.len(), 3, "the next agent's, too");
+    bed.pass(RETRY_MAX);
+    assert_eq!(host(&bed), ["a 2mbit", "b 1mbit", "c 1mbit"]);
+    bed.write(&unit("a", "egress = \"2mbit\""));
+    assert_eq!(host(&bed), ["a 2mbit"]);
+    assert_eq!(bed.report.managed.len(), 1);
+}
+
+#[test]
 fn a_new_cgroup_is_held_until_its_limit_is_on_and_others_not_so_long() {
     let mut bed = Bed::new();
     bed.make("a.service", 1);

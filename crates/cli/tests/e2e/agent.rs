@@ -380,9 +380,18 @@ fn root_agent_killed_leaves_limits_and_the_next_takes_over() {
     signal(agent.0.id(), Signal::KILL);
     agent.exit_code();
     assert!(Objects::on(&a).is_whole() && Objects::on(&b).is_whole());
-    // What it has put on is the next one's to take off.
-    bed.write("a.toml", &unit("b"));
+    // The next one cannot read the files: it keeps what there is.
+    let away = bed.dir.with_extension("away");
+    fs::rename(&bed.dir, &away).unwrap();
     let _agent = bed.start();
+    wait_for("the error", || {
+        let status = bed.status();
+        status["agent"]["errors"][0].as_str()?.contains("cannot be read").then_some(())
+    });
+    assert!(Objects::on(&a).is_whole() && Objects::on(&b).is_whole());
+    // What the other one has put on is its own to take off.
+    fs::write(away.join("a.toml"), unit("b")).unwrap();
+    fs::rename(&away, &bed.dir).unwrap();
     wait_for("the limit to be taken off", || bed.rate("a").is_none().then_some(()));
     assert!(Objects::on(&b).is_whole());
     // Somebody takes it off: it is seen, at the latest when the files are read again.
