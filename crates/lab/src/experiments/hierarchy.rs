@@ -124,8 +124,8 @@ impl Experiment for Hierarchy {
              of its guarantee and from which on it had as much over 200 ms. `used` is of what the classes \
              may have, and the probe's datagrams are in it; the probe is in bulk while bulk is alone, and \
              otherwise in web. `drops` are of the whole run, the flood's among them. HTB's quantum is 150 \
-             bytes for each unit of weight, and its queues are of 1000 packets. Last, in a tree of its own, one \
-             class is greedy beside many that send ten datagrams of 100 bytes a second each.",
+             bytes for each unit of weight, and its queues are of 1000 packets. Last, in a tree of its \
+             own, one class is greedy beside many that send ten datagrams of 100 bytes a second each.",
         );
         let lab_binary = self.tiny.clone();
         let testbed =

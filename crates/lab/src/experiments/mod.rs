@@ -8,7 +8,7 @@
 //! applications, demo -> requests (of real servers) -> row (what is measured), bed
 //! bwlimit -> copies (programs and their words), page (what is made of the results), bed
 //! agent -> cpu (CPU time of a process)
-//! hierarchy -> tree (classes, steps, the rule), force (HTB's classes, limits on cgroups), idle (one beside many)
+//! hierarchy -> tree (classes, steps, rule), force (HTB's classes, limits on cgroups), idle (one beside many)
 //! carousel_cpu, bulk -> cpu (CPU time of a path)
 //! policer_burst, policer_tcp -> policers (a router that polices, and its peers) -> wire
 //! pace_dynamics -> scenario (flows that come and go), settling (what became of their rates)
