@@ -24,7 +24,7 @@ use crate::{
 };
 
 const ROOT_BIT_S: u64 = 100_000_000;
-/// What each class is guaranteed: together half of the root.
+/// The guarantee of each class: together half of the root.
 const GUARANTEE_BIT_S: u64 = 1_000_000;
 const WEIGHT: u32 = 100;
 /// Classes that send little.
