@@ -252,14 +252,13 @@ fn measure(
     let (of_flows, total) = (meter.flow_bins()?, meter.bins()?);
     let drops = force.drops(tree)?;
 
-    let bin_of = |ns: u64| (ns.saturating_sub(meter.started_ns()) / BIN.as_nanos() as u64) as usize;
     let sum = |flows: &[Vec<u64>]| -> Vec<u64> {
         (0..bins as usize).map(|at| flows.iter().map(|flow| flow[at]).sum()).collect()
     };
     let began = |((own, _), times): (&(Vec<Sends>, FlowsArgs), &Vec<flows::FlowTimes>)| {
         let first = |step: usize| {
             let of_step = own.iter().zip(times).filter(|(one, _)| one.from as usize == step);
-            of_step.map(|(_, times)| bin_of(times.began_ns)).min()
+            of_step.map(|(_, times)| bin_of(&meter, times.began_ns)).min()
         };
         (0..PHASES.len()).map(first).collect()
     };
@@ -278,6 +277,11 @@ fn measure(
 /// The mean rate of some bins.
 fn bit_s(bytes: &[u64]) -> f64 {
     bytes.iter().sum::<u64>() as f64 * 8.0 / (BIN.as_secs_f64() * bytes.len().max(1) as f64)
+}
+
+/// The bin of a time of `CLOCK_MONOTONIC`.
+fn bin_of(meter: &WireMeter, ns: u64) -> usize {
+    (ns.saturating_sub(meter.started_ns()) / BIN.as_nanos() as u64) as usize
 }
 
 fn bins_in(time: Duration) -> usize {

@@ -312,7 +312,7 @@ fn timers(ctx: &mut Context, cases: &[Case]) {
     }
     if !said.is_empty() {
         ctx.note(format!(
-            "What TCP's timers are worth (nrm with the kernel's, then with the companion's 20 ms minimum \
+            "The effect of TCP's timers (nrm with the kernel's, then with the companion's 20 ms minimum \
              retransmission time-out and 5 ms delayed ACK): {}.",
             said.join("; ")
         ));

@@ -8,7 +8,7 @@ use std::{
 use tidegate_instruments::wire_meter::WireMeter;
 
 use super::{
-    BIN, DROPS, PORT, SETTLED, USED, bins_in, bit_s,
+    BIN, DROPS, PORT, SETTLED, USED, bin_of, bins_in, bit_s,
     force::{self, Force},
     tree::{Class, Tree},
 };
@@ -86,8 +86,8 @@ pub(super) fn measure(
     let small = small.into_iter().map(|(client, args)| flows::finish(client, &args));
     let _ = small.collect::<anyhow::Result<Vec<_>>>()?;
 
-    let bin_of = |ns: u64| (ns.saturating_sub(meter.started_ns()) / BIN.as_nanos() as u64) as usize;
-    let settled = bin_of(times[0].began_ns) + bins_in(SETTLED)..bin_of(times[0].ended_ns);
+    let settled =
+        bin_of(&meter, times[0].began_ns) + bins_in(SETTLED)..bin_of(&meter, times[0].ended_ns);
     let bytes: Vec<u64> = meter.bins()?.iter().map(|bin| bin.bytes).collect();
     let used = bytes.get(settled).map_or(0.0, bit_s) / ROOT_BIT_S as f64 * 100.0;
     let drops: u64 = force.drops(&tree)?[GREEDY + 1..=CLASSES].iter().sum();

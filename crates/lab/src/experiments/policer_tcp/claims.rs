@@ -9,8 +9,8 @@ use crate::{
     report::{Case, Row, distinct},
 };
 
-/// What we ask of ourselves: percent of the limit that one flow over 10 ms uses with the bucket that
-/// `tidegate` takes unless told, and how equal flows are where without fairness they are not.
+/// What we ask of ourselves: percent of the limit that one flow over 10 ms uses with the default bucket
+/// of `tidegate`, and how equal flows are where without fairness they are not.
 const FILLED_LEAST: f64 = 97.0;
 const FILLED_RTT_US: f64 = 10_000.0;
 const FAIR_LEAST: f64 = 0.95;
@@ -58,7 +58,7 @@ fn filled(ctx: &mut Context, case: &Case) {
     }
     let Some(used) = ctx.median(POLICE, USED, Some(case)) else { return };
     let claim = format!(
-        "police, {}: {FILLED_LEAST} % of the limit with the bucket that it takes unless told",
+        "police, {}: {FILLED_LEAST} % of the limit with the default bucket",
         case_in_words(case)
     );
     ctx.claim(claim, used >= FILLED_LEAST, format!("{used:.1} %, {}", bucket(case)));

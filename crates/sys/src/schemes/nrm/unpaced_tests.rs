@@ -517,7 +517,7 @@ fn root_unpaced_senders_within_a_share_do_not_pay_for_windows() {
         ("windows are on their way, within", true, 100_000, 0, [true, true]),
         ("windows are on their way, beyond", false, 100_000, 0, [false, false]),
         ("replies pass on credit", true, drop_ms + 100, 0, [true, true]),
-        ("beyond that room, too", true, 200_000, 0, [false, false]),
+        ("beyond that credit, too", true, 200_000, 0, [false, false]),
         ("unpaced senders are behind", true, 100_000, 60_000, [false, false]),
     ];
     let mut port = 0u16;
