@@ -84,9 +84,10 @@ pub fn serve(host: Host, run_dir: &Path, group: u32) -> io::Result<()> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     bind(&listener, &SocketAddrUnix::new(&path)?)?;
+    listen(&listener, BACKLOG)?;
+    // Who may connect is answered: a socket without a listener looks as if there were no agent.
     chown(&path, None, Some(group))?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o660))?;
-    listen(&listener, BACKLOG)?;
     let mut server = Server { host, listener, clients: Vec::new(), swept: None };
     thread::Builder::new().name("users".to_owned()).spawn(move || {
         loop {
@@ -113,8 +114,6 @@ impl Server {
     /// Does what is to be done; at most one change of the host's limits, and whether there was one.
     fn turn(&mut self) -> bool {
         self.accept();
-        let now = Instant::now();
-        self.clients.retain(|client| client.limit.is_some() || client.since + HELLO > now);
         for at in 0..self.clients.len() {
             let client = &mut self.clients[at];
             let request = match receive::<Request>(&client.socket, REQUEST_MAX) {
@@ -151,6 +150,9 @@ impl Server {
             }
             return true;
         }
+        // Not before: what has come while this was busy counts.
+        let now = Instant::now();
+        self.clients.retain(|client| client.limit.is_some() || client.since + HELLO > now);
         self.sweep(now)
     }
 
@@ -258,7 +260,40 @@ fn is_own(peer: Peer, path: &str, owner: u32, maker: Option<u32>) -> Result<(), 
 
 #[cfg(test)]
 mod tests {
+    use rustix::{
+        net::{SocketType, socketpair},
+        process::geteuid,
+    };
+
     use super::*;
+
+    #[test]
+    fn root_users_a_request_that_has_waited_is_answered() {
+        if !geteuid().is_root() {
+            return println!("SKIP root_users_a_request_that_has_waited_is_answered: needs root");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let pair = || {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+        };
+        let [(asks, its), (silent, other), (listener, _)] = [pair(), pair(), pair()];
+        let client = |socket| Client {
+            socket,
+            peer: Peer { uid: 1000, pid: 7 },
+            since: Instant::now().checked_sub(2 * HELLO).unwrap(),
+            limit: None,
+        };
+        let host = Host::open(&dir.path().join("tidegate")).unwrap();
+        let clients = vec![client(other), client(its)];
+        let mut server = Server { host, listener, clients, swept: None };
+        // Of no cgroup at all: what counts is that there is an answer.
+        send(&asks, &Request::Limit(Vec::new()), None).unwrap();
+        while server.turn() {}
+        let answer = receive::<Answer>(&asks, REQUEST_MAX).unwrap();
+        assert!(matches!(answer, Some((Answer::Refused(_), None))), "{answer:?}");
+        assert!(receive::<Answer>(&silent, REQUEST_MAX).unwrap().is_none());
+    }
 
     #[test]
     fn a_cgroup_is_the_peers_that_owns_and_has_made_it() {

@@ -16,7 +16,7 @@ use tidegate_sys::{
 };
 
 use crate::{
-    common::{Guard, Objects, PATIENCE, Place, signal, wait_for},
+    common::{Guard, Objects, PATIENCE, Place, copy_program, signal, wait_for},
     need_root,
     place::Host,
 };
@@ -503,7 +503,7 @@ fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
     let place = Place::new();
     let bed = Bed::new(&place, &place.group);
     let program = bed.dir.join("program");
-    fs::copy("/bin/sleep", &program).unwrap();
+    copy_program("/bin/sleep", &program);
     let spawn = |program: &Path| {
         let mut command = place.inside(&place.group, program.to_str().unwrap());
         Guard(command.arg("1000").spawn().unwrap())

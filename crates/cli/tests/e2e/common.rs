@@ -156,6 +156,10 @@ impl Place {
         command.env("TIDEGATE_RUN_DIR", self.dir.path().join("run"))
     }
 
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
     pub fn file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.dir.path().join(name);
         fs::write(&path, text).unwrap();
@@ -256,6 +260,13 @@ impl Drop for Place {
         let deadline = Instant::now() + PATIENCE;
         let _ = self.hierarchy.dissolve(&self.group, &root, deadline);
     }
+}
+
+/// Copies a program to execute it there. Another process writes the copy: a file cannot be executed as long as
+/// it is open for writing, and a child that another test is just starting has all that this process has open.
+pub fn copy_program(from: impl AsRef<Path>, to: &Path) {
+    let copied = Command::new("cp").arg(from.as_ref()).arg(to).status().unwrap();
+    assert!(copied.success(), "{copied}");
 }
 
 pub fn refused(command: &mut Command) -> (i32, String) {

@@ -13,7 +13,7 @@ use tidegate_host::run::socket::{ANSWER_MAX, Answer, Asked, receive};
 use tidegate_sys::cgroup::Cgroup;
 
 use crate::{
-    common::{Guard, Objects, Place, refused, signal, started, text, wait_for},
+    common::{Guard, Objects, Place, copy_program, refused, signal, started, text, wait_for},
     need_root,
 };
 
@@ -29,11 +29,11 @@ struct Bed<'a> {
 
 impl<'a> Bed<'a> {
     fn new(place: &'a Place) -> Bed<'a> {
-        let program = place.file("tidegate", "");
-        let dir = program.parent().unwrap();
+        let program = place.dir().join("tidegate");
+        let dir = place.dir();
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
         // Where the user may execute it, wherever this was built.
-        fs::copy(env!("CARGO_BIN_EXE_tidegate"), &program).unwrap();
+        copy_program(env!("CARGO_BIN_EXE_tidegate"), &program);
         fs::create_dir(dir.join("etc")).unwrap();
         let group = place.child("user");
         for file in ["", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"] {

@@ -36,7 +36,7 @@ struct Web<'a> {
 
 impl<'a> Web<'a> {
     fn start(place: &'a Place) -> Web<'a> {
-        let run = place.file("marker", "").with_file_name("run");
+        let run = place.dir().join("run");
         let port = port();
         let mut command = place.tidegate();
         command.env("TIDEGATE_RUN_DIR", &run).env("TIDEGATE_SOCKET", run.join("node.sock"));

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use super::{Bed, Slice, engine::Engine, limit};
 use crate::{
-    common::{Guard, PATIENCE, Place, signal},
+    common::{Guard, PATIENCE, Place, copy_program, signal},
     need_root,
 };
 
@@ -70,7 +70,7 @@ fn works(tidegate: &Path, capabilities: &[&str], patience: Duration) -> bool {
             .unwrap();
     }
     let program = top.join("program");
-    fs::copy("/bin/sleep", &program).unwrap();
+    copy_program("/bin/sleep", &program);
     let mut command = place.inside(&users, "setpriv");
     command.args([
         format!("--reuid={USER}"),
@@ -126,7 +126,7 @@ fn root_agent_needs_the_capabilities_of_its_unit() {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let tidegate = dir.path().join("tidegate");
-    fs::copy(env!("CARGO_BIN_EXE_tidegate"), &tidegate).unwrap();
+    copy_program(env!("CARGO_BIN_EXE_tidegate"), &tidegate);
     let all = capabilities();
     assert!(works(&tidegate, &all, PATIENCE), "{all:?} are not enough");
     for name in &all {

@@ -75,9 +75,9 @@ fn root_web_page_shows_what_status_says() {
     }
     let place = Place::new();
     let groups = limits(&place);
-    let profile = place.file("profile", "").with_file_name("chromium");
+    let profile = place.dir().join("chromium");
     let browser = Browser { profile: &profile };
-    example_daemon(&place.file("marker", "").with_file_name("run").join("node.sock"));
+    example_daemon(&place.dir().join("run/node.sock"));
     let web = Web::start(&place);
     transfer(&place, &groups);
     let status = web.settled();
@@ -126,7 +126,7 @@ pub fn says(place: &Place, web: &Web<'_>, words: &str) {
     if Command::new("chromium").arg("--version").output().is_err() {
         return skip("no chromium: apt install chromium");
     }
-    let profile = place.file("profile", "").with_file_name("chromium");
+    let profile = place.dir().join("chromium");
     let (browser, page) =
         (Browser { profile: &profile }, format!("http://127.0.0.1:{}/", web.port));
     wait_for("the page", || browser.run(&["--dump-dom"], &page).filter(|dom| dom.contains(words)));
