@@ -373,12 +373,18 @@ pub fn plan_pruning(
         .collect();
     let (mut changes, mut additions) = (Vec::new(), Vec::new());
     let (mut joins, mut leaves) = (Vec::new(), Vec::new());
-    let mut put_on: BTreeSet<&str> = BTreeSet::new();
+    let (mut put_on, mut lost): (BTreeSet<&str>, BTreeSet<&str>) = Default::default();
     for i in downwards(&members) {
         let limit = &members[i];
-        let with_parent = limit.parent.as_deref().is_some_and(|parent| put_on.contains(parent));
+        let parent_is_in = |names: &BTreeSet<&str>| {
+            limit.parent.as_deref().is_some_and(|parent| names.contains(parent))
+        };
+        let (with_parent, without) = (parent_is_in(&put_on), parent_is_in(&lost));
         let is = by_name.get(limit.name.as_str()).copied();
         let reason = is.and_then(|is| {
+            if without {
+                return Some(Reason::ScopeGone);
+            }
             // Another limit has the prefix now, and may have to lose it first.
             let others = |prefix| holders.get(&(&is.scope, prefix)).is_some_and(|h| *h != is.name);
             let swaps =
@@ -391,7 +397,7 @@ pub fn plan_pruning(
         match (is, reason) {
             // Nothing is left of what it was on, and nobody asks for it.
             (Some(_), Some(Reason::ScopeGone)) if limit.stays => {
-                put_on.insert(&limit.name);
+                lost.insert(&limit.name);
             }
             (None, _) | (_, Some(_)) => {
                 put_on.insert(&limit.name);

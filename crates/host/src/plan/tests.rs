@@ -391,7 +391,7 @@ proptest! {
             prop_assert!(!touched || limit.parent.is_some());
             match host.limits.get(&limit.name) {
                 Some(held) => prop_assert_eq!(held.options.class, limit.options.class),
-                None => prop_assert_eq!(limit.state, State::ScopeGone),
+                None => prop_assert!(matches!(limit.state, State::ScopeGone | State::NoMembers)),
             }
         }
     }
@@ -441,6 +441,20 @@ fn what_is_inside_goes_with_its_parent() {
     let widened = plan(&host.present(), &[both], false).unwrap();
     assert_eq!(verbs(&widened), [("change", "a"), ("change", "b"), ("change", "c")]);
     assert_eq!(widened.unmanaged, ["b", "c"]);
+}
+
+#[test]
+fn what_is_inside_a_removed_cgroup_goes_with_its_limit() {
+    let mut tree = tree_of("x");
+    tree[0].scope = Scope::of_cgroup("x/b/*");
+    let mut host = Model::new(&[]);
+    apply(&mut host, &plan(&[], &tree, false).unwrap().actions).unwrap();
+    host.limits.get_mut("a").unwrap().state = State::Detached;
+    host.limits.get_mut("b").unwrap().state = State::ScopeGone;
+    let again = plan(&host.present(), &[limit("a", "x", 9)], false).unwrap();
+    assert_eq!(verbs(&again), [("remove", "c"), ("remove", "b"), ("replace", "a")]);
+    apply(&mut host, &again.actions).unwrap();
+    assert_eq!(host.limits.keys().collect::<Vec<_>>(), ["a"]);
 }
 
 #[test]
