@@ -18,8 +18,9 @@ use tidegate_host::fleet::{FleetSpec, PORT};
 pub mod etcd;
 pub mod http;
 pub mod redis;
+pub mod registry;
 
-use tidegate_host::fleet::url::Url;
+use registry::Registry;
 
 /// How often a source is asked.
 pub const LOOK: Duration = Duration::from_secs(10);
@@ -44,6 +45,9 @@ pub enum SourceError {
     Io(#[from] io::Error),
     #[error("does not resolve: {0}")]
     Names(String),
+    /// A file, or whom to trust.
+    #[error("cannot be reached over TLS: {0}")]
+    Tls(String),
     #[error("refuses: {0}")]
     Refused(String),
     #[error("answers something else than {0}")]
@@ -66,8 +70,8 @@ pub enum Source {
     Peers(Vec<String>),
     /// A name whose addresses are nodes.
     Dns(String),
-    Redis(Url),
-    Etcd(Url),
+    Redis(Registry),
+    Etcd(Registry),
 }
 
 #[derive(Debug)]
@@ -104,8 +108,9 @@ impl Source {
             sources.push(Source::Peers(fleet.peers.clone()));
         }
         sources.extend(fleet.dns.clone().map(Source::Dns));
-        sources.extend(fleet.redis.clone().map(Source::Redis));
-        sources.extend(fleet.etcd.clone().map(Source::Etcd));
+        let registry = |url| Registry { url, tls: fleet.tls.clone() };
+        sources.extend(fleet.redis.clone().map(registry).map(Source::Redis));
+        sources.extend(fleet.etcd.clone().map(registry).map(Source::Etcd));
         sources
     }
 
@@ -126,8 +131,8 @@ impl Source {
         match self {
             Source::Peers(_) => "peers of [fleet]".to_owned(),
             Source::Dns(name) => format!("DNS name {name}"),
-            Source::Redis(url) => format!("Redis at {url}"),
-            Source::Etcd(url) => format!("etcd at {url}"),
+            Source::Redis(Registry { url, .. }) => format!("Redis at {url}"),
+            Source::Etcd(Registry { url, .. }) => format!("etcd at {url}"),
         }
     }
 
@@ -146,8 +151,8 @@ impl Source {
                     }
                 }
                 Source::Dns(name) => Ok(resolve(name).await?.into()),
-                Source::Redis(url) => redis::look(url, own).await.map(Found::from),
-                Source::Etcd(url) => etcd::look(url, own).await.map(Found::from),
+                Source::Redis(registry) => redis::look(registry, own).await.map(Found::from),
+                Source::Etcd(registry) => etcd::look(registry, own).await.map(Found::from),
             }
         };
         time::timeout(PATIENCE, look).await.unwrap_or(Err(SourceError::Late))
@@ -161,8 +166,8 @@ impl Source {
         let withdraw = async {
             match self {
                 Source::Peers(_) | Source::Dns(_) => Ok(()),
-                Source::Redis(url) => redis::withdraw(url, own).await,
-                Source::Etcd(url) => etcd::withdraw(url, own).await,
+                Source::Redis(registry) => redis::withdraw(registry, own).await,
+                Source::Etcd(registry) => etcd::withdraw(registry, own).await,
             }
         };
         time::timeout(PATIENCE / 5, withdraw).await.unwrap_or(Err(SourceError::Late))

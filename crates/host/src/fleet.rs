@@ -53,6 +53,8 @@ pub struct FleetSpec {
     pub redis: Option<Url>,
     /// An etcd that nodes enter themselves in.
     pub etcd: Option<Url>,
+    /// For registries over TLS.
+    pub tls: TlsFiles,
     pub keys: PathBuf,
     /// The nodes that keep the epochs of `share`.
     pub acceptors: Vec<String>,
@@ -62,6 +64,16 @@ pub struct FleetSpec {
     pub api: PathBuf,
     /// Its line in the file, from 1.
     pub line: usize,
+}
+
+/// Files in PEM for connections over TLS, read at each connection, so that they may be renewed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificates of who may sign that of the other side; none: those that the host trusts.
+    pub ca: Option<PathBuf>,
+    /// The certificate that this node shows, and its private key: both or none.
+    pub cert: Option<PathBuf>,
+    pub key: Option<PathBuf>,
 }
 
 /// How the members of a group come to their rates; see [`tidegate_core::fleet`].
@@ -165,6 +177,9 @@ pub enum FleetError {
     /// shown.
     #[error(transparent)]
     Url(#[from] UrlError),
+    /// A file for TLS that nothing uses.
+    #[error("is for a registry over TLS; write its address as `rediss://...` or `https://...`")]
+    NoTls,
     #[error("a group needs a `[fleet]` table; write one with name and keys")]
     NoFleet,
     #[error("a group of this name is on line {0} already; give each its own name")]

@@ -14,7 +14,7 @@ use tokio::{select, sync::mpsc, time};
 use super::{Event, FleetSpec, NodeStatus, NotifyState, Signals, TURN_MAX, notify};
 use crate::{
     api::Ask,
-    discovery::{Found, Source, WAIT, longer, resolve_all},
+    discovery::{Found, WAIT, longer, resolve_all},
 };
 
 /// Addresses of documentation (RFC 5737, RFC 3849), to which the route is the default one.
@@ -53,10 +53,7 @@ async fn look(fleet: &FleetSpec) -> Result<OwnAddress, String> {
     }
     let mut names: Vec<String> = fleet.peers.clone();
     names.extend(fleet.dns.clone());
-    names.extend(Source::of(fleet).into_iter().filter_map(|source| match source {
-        Source::Redis(url) | Source::Etcd(url) => Some(url.to_string()),
-        _ => None,
-    }));
+    names.extend([&fleet.redis, &fleet.etcd].into_iter().flatten().map(ToString::to_string));
     let Found { addresses, failed } = resolve_all(&names).await;
     let mut why = failed.map(|e| e.to_string());
     for to in addresses {

@@ -1,30 +1,28 @@
 //! Peers from an etcd: each node has a key `/tidegate/CLUSTER/NODE` with its address, under a lease that ends
-//! by itself. Spoken is the JSON gateway of version 3 (etcd 3.4 and newer), without TLS.
+//! by itself. Spoken is the JSON gateway of version 3 (etcd 3.4 and newer).
 
 use std::net::SocketAddr;
-
-use base64::prelude::{BASE64_STANDARD, Engine as _};
-use hyper::Method;
-use serde_json::{Value, json};
-use tokio::net::TcpStream;
-
-use tidegate_host::fleet::url::Url;
 
 use super::{
     ENTRIES_MAX, ENTRY_LASTS, Entry, PATIENCE, SourceError,
     http::{Asked, ask},
+    registry::Registry,
 };
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use hyper::Method;
+use serde_json::{Value, json};
+use tidegate_host::fleet::url::Url;
 
 const PROTOCOL: SourceError = SourceError::Protocol("an etcd of version 3.4 or newer");
 
 async fn call(
-    url: &Url,
+    registry: &Registry,
     token: Option<&str>,
     path: &str,
     body: Value,
 ) -> Result<Value, SourceError> {
-    let stream = TcpStream::connect((url.host.as_str(), url.port)).await?;
-    let (host, body) = (url.to_string(), body.to_string());
+    let stream = registry.connect().await?;
+    let (host, body) = (registry.url.to_string(), body.to_string());
     let asked = Asked { method: Method::POST, host: &host, path, token, body };
     let (status, body) = ask(stream, &asked, PATIENCE).await?;
     let answer: Value = serde_json::from_slice(&body).map_err(|_| PROTOCOL)?;
@@ -35,10 +33,12 @@ async fn call(
     Err(SourceError::Refused(why.map_or_else(|| status.to_string(), str::to_owned)))
 }
 
-async fn token(url: &Url) -> Result<Option<String>, SourceError> {
-    let (Some(user), Some(password)) = (&url.user, &url.password) else { return Ok(None) };
+async fn token(registry: &Registry) -> Result<Option<String>, SourceError> {
+    let Url { user: Some(user), password: Some(password), .. } = &registry.url else {
+        return Ok(None);
+    };
     let body = json!({ "name": user, "password": password });
-    let answer = call(url, None, "/v3/auth/authenticate", body).await?;
+    let answer = call(registry, None, "/v3/auth/authenticate", body).await?;
     answer["token"].as_str().map(|token| Some(token.to_owned())).ok_or(PROTOCOL)
 }
 
@@ -54,16 +54,16 @@ fn key(own: &Entry) -> String {
 ///
 /// # Errors
 /// [`SourceError`].
-pub async fn look(url: &Url, own: &Entry) -> Result<Vec<SocketAddr>, SourceError> {
-    let token = token(url).await?;
+pub async fn look(registry: &Registry, own: &Entry) -> Result<Vec<SocketAddr>, SourceError> {
+    let token = token(registry).await?;
     let token = token.as_deref();
     // A lease for each entry: the one before ends by itself, and nothing is to be remembered.
     let grant = json!({ "TTL": ENTRY_LASTS.as_secs() });
-    let lease = call(url, token, "/v3/lease/grant", grant).await?;
+    let lease = call(registry, token, "/v3/lease/grant", grant).await?;
     let lease = lease["ID"].as_str().ok_or(PROTOCOL)?.to_owned();
     let value = BASE64_STANDARD.encode(own.addr.to_string());
     let put = json!({ "key": key(own), "value": value, "lease": lease });
-    call(url, token, "/v3/kv/put", put).await?;
+    call(registry, token, "/v3/kv/put", put).await?;
     let from = prefix(own);
     // The slash and what follows it in the alphabet: all that begins with the prefix.
     let end = format!("{}0", &from[..from.len() - 1]);
@@ -72,7 +72,7 @@ pub async fn look(url: &Url, own: &Entry) -> Result<Vec<SocketAddr>, SourceError
         "range_end": BASE64_STANDARD.encode(&end),
         "limit": ENTRIES_MAX,
     });
-    let found = call(url, token, "/v3/kv/range", range).await?;
+    let found = call(registry, token, "/v3/kv/range", range).await?;
     let addr = |kv: &Value| {
         let bytes = BASE64_STANDARD.decode(kv["value"].as_str()?).ok()?;
         String::from_utf8(bytes).ok()?.parse().ok()
@@ -84,8 +84,8 @@ pub async fn look(url: &Url, own: &Entry) -> Result<Vec<SocketAddr>, SourceError
 ///
 /// # Errors
 /// [`SourceError`].
-pub async fn withdraw(url: &Url, own: &Entry) -> Result<(), SourceError> {
-    let token = token(url).await?;
+pub async fn withdraw(registry: &Registry, own: &Entry) -> Result<(), SourceError> {
+    let token = token(registry).await?;
     let delete = json!({ "key": key(own) });
-    call(url, token.as_deref(), "/v3/kv/deleterange", delete).await.map(drop)
+    call(registry, token.as_deref(), "/v3/kv/deleterange", delete).await.map(drop)
 }

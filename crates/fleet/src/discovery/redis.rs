@@ -4,13 +4,12 @@
 
 use std::net::SocketAddr;
 
-use tokio::{
-    io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::TcpStream,
-};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 
-use super::{ENTRIES_MAX, ENTRY_LASTS, Entry, SourceError};
-use tidegate_host::fleet::url::Url;
+use super::{
+    ENTRIES_MAX, ENTRY_LASTS, Entry, SourceError,
+    registry::{Registry, Stream},
+};
 
 /// The longest string that is read.
 const BULK_MAX: usize = 64 << 10;
@@ -42,7 +41,7 @@ impl Answer {
 }
 
 struct Connection {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<Box<dyn Stream>>,
 }
 
 async fn line(stream: &mut (impl AsyncBufRead + Unpin)) -> Result<String, SourceError> {
@@ -89,9 +88,9 @@ async fn answer(
 }
 
 impl Connection {
-    async fn open(url: &Url) -> Result<Connection, SourceError> {
-        let stream = TcpStream::connect((url.host.as_str(), url.port)).await?;
-        let mut connection = Connection { stream: BufReader::new(stream) };
+    async fn open(registry: &Registry) -> Result<Connection, SourceError> {
+        let mut connection = Connection { stream: BufReader::new(registry.connect().await?) };
+        let url = &registry.url;
         if let Some(password) = &url.password {
             let mut words = vec!["AUTH"];
             words.extend(url.user.as_deref());
@@ -110,6 +109,7 @@ impl Connection {
             bytes.extend(format!("${}\r\n{word}\r\n", word.len()).bytes());
         }
         self.stream.get_mut().write_all(&bytes).await?;
+        self.stream.get_mut().flush().await?;
         answer(&mut self.stream, 2).await
     }
 }
@@ -122,8 +122,8 @@ fn key(own: &Entry) -> String {
 ///
 /// # Errors
 /// [`SourceError`].
-pub async fn look(url: &Url, own: &Entry) -> Result<Vec<SocketAddr>, SourceError> {
-    let mut redis = Connection::open(url).await?;
+pub async fn look(registry: &Registry, own: &Entry) -> Result<Vec<SocketAddr>, SourceError> {
+    let mut redis = Connection::open(registry).await?;
     let lasts = ENTRY_LASTS.as_secs().to_string();
     redis.ask(&["SET", &key(own), &own.addr.to_string(), "EX", &lasts]).await?;
     let pattern = format!("tidegate:{}:*", own.cluster);
@@ -154,8 +154,8 @@ pub async fn look(url: &Url, own: &Entry) -> Result<Vec<SocketAddr>, SourceError
 ///
 /// # Errors
 /// [`SourceError`].
-pub async fn withdraw(url: &Url, own: &Entry) -> Result<(), SourceError> {
-    Connection::open(url).await?.ask(&["DEL", &key(own)]).await.map(drop)
+pub async fn withdraw(registry: &Registry, own: &Entry) -> Result<(), SourceError> {
+    Connection::open(registry).await?.ask(&["DEL", &key(own)]).await.map(drop)
 }
 
 #[cfg(test)]

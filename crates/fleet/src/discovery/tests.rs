@@ -1,11 +1,17 @@
 //! Against the real servers, on loopback and ports of their own.
 
 use std::{
+    fs,
     io::Write,
     net::{TcpListener, TcpStream},
+    path::PathBuf,
     process::{Child, Command, Stdio},
     time::Instant,
 };
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use tidegate_host::fleet::{TlsFiles, url::Url};
 
 use super::*;
 
@@ -61,36 +67,105 @@ fn start(
     }
 }
 
-fn redis(test: &str, port: u16, password: Option<&str>) -> Option<Server> {
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|&word| word.to_owned()).collect()
+}
+
+fn redis(test: &str, port: u16, more: &[&str]) -> Option<Server> {
     start(test, "redis-server", port, |port, dir| {
-        let mut args = vec![
-            "--port".to_owned(),
-            port.to_string(),
-            "--bind".into(),
-            "127.0.0.1".into(),
-            "--save".into(),
-            String::new(),
-            "--dir".into(),
-            dir.to_owned(),
-        ];
-        args.extend(password.iter().flat_map(|p| ["--requirepass".to_owned(), (*p).to_owned()]));
-        args
+        let port = port.to_string();
+        let common = ["--port", &port, "--bind", "127.0.0.1", "--save", "", "--dir", dir];
+        words(&[&common[..], more].concat())
     })
 }
 
-fn etcd(test: &str, port: u16) -> Option<Server> {
+fn etcd(test: &str, scheme: &str, port: u16, more: &[&str]) -> Option<Server> {
     start(test, "etcd", port, |port, dir| {
-        let peer = free_port();
-        let url = |port: u16| format!("http://127.0.0.1:{port}");
-        vec![
+        let peer = format!("http://127.0.0.1:{}", free_port());
+        let client = format!("{scheme}://127.0.0.1:{port}");
+        let common = [
             format!("--data-dir={dir}/etcd"),
-            format!("--listen-client-urls={}", url(port)),
-            format!("--advertise-client-urls={}", url(port)),
-            format!("--listen-peer-urls={}", url(peer)),
-            format!("--initial-advertise-peer-urls={}", url(peer)),
-            format!("--initial-cluster=default={}", url(peer)),
-        ]
+            format!("--listen-client-urls={client}"),
+            format!("--advertise-client-urls={client}"),
+            format!("--listen-peer-urls={peer}"),
+            format!("--initial-advertise-peer-urls={peer}"),
+            format!("--initial-cluster=default={peer}"),
+        ];
+        [common.to_vec(), words(more)].concat()
     })
+}
+
+/// A registry of this host.
+fn registry(scheme: &str, port: u16, tls: TlsFiles) -> Registry {
+    let text = format!("{scheme}://127.0.0.1:{port}");
+    let base = if scheme.starts_with("redis") { "redis" } else { "http" };
+    Registry { url: Url::parse(&text, base).unwrap(), tls }
+}
+
+/// Certificates of servers and of nodes, all signed by one authority, in files.
+struct Certificates(tempfile::TempDir);
+
+impl Certificates {
+    fn new() -> Certificates {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, label: &str, der: &[u8]| {
+            let text = BASE64_STANDARD.encode(der);
+            let lines: Vec<_> =
+                text.as_bytes().chunks(64).map(|l| str::from_utf8(l).unwrap()).collect();
+            let pem =
+                format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"));
+            fs::write(dir.path().join(name), pem).unwrap();
+        };
+        let mut authority = CertificateParams::new(Vec::new()).unwrap();
+        authority.distinguished_name.push(DnType::CommonName, "authority");
+        authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        write("ca.pem", "CERTIFICATE", authority.self_signed(&key).unwrap().der());
+        let issuer = Issuer::new(authority, key);
+        for name in ["server", "node"] {
+            let key = KeyPair::generate().unwrap();
+            let leaf = CertificateParams::new(words(&["127.0.0.1"])).unwrap();
+            let cert = leaf.signed_by(&key, &issuer).unwrap();
+            write(&format!("{name}.pem"), "CERTIFICATE", cert.der());
+            write(&format!("{name}.key"), "PRIVATE KEY", &key.serialize_der());
+        }
+        Certificates(dir)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+}
+
+/// Nodes find each other in a registry that wants TLS, and a certificate of them; others get no further.
+async fn finds_over_tls(
+    certificates: &Certificates,
+    scheme: &str,
+    source: impl Fn(Registry) -> Source,
+    port: u16,
+) {
+    let path = |name| Some(certificates.path(name));
+    let files = TlsFiles { ca: path("ca.pem"), cert: path("node.pem"), key: path("node.key") };
+    finds(source(registry(scheme, port, files.clone()))).await;
+    let cases = [
+        (TlsFiles { ca: path("node.pem"), ..files.clone() }, "invalid peer certificate"),
+        (
+            TlsFiles { ca: path("node.key"), ..files.clone() },
+            "node.key: there is no certificate in it",
+        ),
+        (TlsFiles { key: path("none.key"), ..files.clone() }, "none.key: No such file"),
+        (TlsFiles { key: path("ca.pem"), ..files.clone() }, "ca.pem: "),
+        (TlsFiles { cert: None, key: None, ..files }, "cannot be reached: "),
+    ];
+    for (files, why) in cases {
+        let source = source(registry(scheme, port, files));
+        let refused = source.look(&entry("one", 1)).await.unwrap_err().to_string();
+        assert!(refused.contains(why), "{refused}");
+    }
 }
 
 fn entry(node: &str, port: u16) -> Entry {
@@ -148,42 +223,77 @@ async fn comes_back(source: Source, restart: impl Fn() -> Option<Server>) {
 
 #[tokio::test]
 async fn nodes_find_each_other_in_a_redis() {
-    let Some(server) = redis("nodes_find_each_other_in_a_redis", free_port(), Some("s3cr:t"))
-    else {
+    let password = ["--requirepass", "s3cr:t"];
+    let Some(server) = redis("nodes_find_each_other_in_a_redis", free_port(), &password) else {
         return;
     };
-    let url = |login: &str| {
+    let source = |login: &str| {
         let text = format!("redis://{login}127.0.0.1:{}/3", server.port);
-        Source::Redis(Url::parse(&text, "redis").unwrap())
+        Source::Redis(Registry {
+            url: Url::parse(&text, "redis").unwrap(),
+            tls: TlsFiles::default(),
+        })
     };
-    let refused = url("").look(&entry("one", 1)).await.unwrap_err().to_string();
+    let refused = source("").look(&entry("one", 1)).await.unwrap_err().to_string();
     assert!(refused.contains("NOAUTH"), "{refused}");
-    let refused = url(":wrong@").look(&entry("one", 1)).await.unwrap_err().to_string();
+    let refused = source(":wrong@").look(&entry("one", 1)).await.unwrap_err().to_string();
     assert!(refused.contains("WRONGPASS"), "{refused}");
-    finds(url(":s3cr%3at@")).await;
+    finds(source(":s3cr%3at@")).await;
 }
 
 #[tokio::test]
 async fn nodes_find_each_other_in_an_etcd() {
-    let Some(server) = etcd("nodes_find_each_other_in_an_etcd", free_port()) else { return };
-    let text = format!("http://127.0.0.1:{}", server.port);
-    finds(Source::Etcd(Url::parse(&text, "http").unwrap())).await;
+    let Some(server) = etcd("nodes_find_each_other_in_an_etcd", "http", free_port(), &[]) else {
+        return;
+    };
+    finds(Source::Etcd(registry("http", server.port, TlsFiles::default()))).await;
+}
+
+#[tokio::test]
+async fn nodes_find_each_other_in_a_redis_over_tls() {
+    let certificates = Certificates::new();
+    let [ca, cert, key] =
+        ["ca.pem", "server.pem", "server.key"].map(|name| certificates.text(name));
+    let tls_port = free_port().to_string();
+    let more = [
+        ["--tls-port", &tls_port],
+        ["--tls-ca-cert-file", &ca],
+        ["--tls-cert-file", &cert],
+        ["--tls-key-file", &key],
+    ];
+    let name = "nodes_find_each_other_in_a_redis_over_tls";
+    let Some(_server) = redis(name, free_port(), more.as_flattened()) else { return };
+    finds_over_tls(&certificates, "rediss", Source::Redis, tls_port.parse().unwrap()).await;
+}
+
+#[tokio::test]
+async fn nodes_find_each_other_in_an_etcd_over_tls() {
+    let certificates = Certificates::new();
+    let [ca, cert, key] =
+        ["ca.pem", "server.pem", "server.key"].map(|name| certificates.text(name));
+    let more = [
+        "--client-cert-auth",
+        &format!("--trusted-ca-file={ca}"),
+        &format!("--cert-file={cert}"),
+        &format!("--key-file={key}"),
+    ];
+    let name = "nodes_find_each_other_in_an_etcd_over_tls";
+    let Some(server) = etcd(name, "https", free_port(), &more) else { return };
+    finds_over_tls(&certificates, "https", Source::Etcd, server.port).await;
 }
 
 #[tokio::test]
 async fn a_redis_that_is_away_is_asked_again() {
     let port = free_port();
-    let url = Url::parse(&format!("redis://127.0.0.1:{port}"), "redis").unwrap();
-    let server = || redis("a_redis_that_is_away_is_asked_again", port, None);
-    comes_back(Source::Redis(url), server).await;
+    let server = || redis("a_redis_that_is_away_is_asked_again", port, &[]);
+    comes_back(Source::Redis(registry("redis", port, TlsFiles::default())), server).await;
 }
 
 #[tokio::test]
 async fn an_etcd_that_is_away_is_asked_again() {
     let port = free_port();
-    let url = Url::parse(&format!("http://127.0.0.1:{port}"), "http").unwrap();
-    let server = || etcd("an_etcd_that_is_away_is_asked_again", port);
-    comes_back(Source::Etcd(url), server).await;
+    let server = || etcd("an_etcd_that_is_away_is_asked_again", "http", port, &[]);
+    comes_back(Source::Etcd(registry("http", port, TlsFiles::default())), server).await;
 }
 
 #[tokio::test]
@@ -198,11 +308,10 @@ async fn what_is_no_registry_is_said_to_be_none() {
             let _ = stream.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\nno");
         }
     });
-    let redis = Url::parse(&format!("redis://127.0.0.1:{port}"), "redis").unwrap();
-    let e = Source::Redis(redis).look(&entry("one", 1)).await.unwrap_err();
+    let registry = |scheme| registry(scheme, port, TlsFiles::default());
+    let e = Source::Redis(registry("redis")).look(&entry("one", 1)).await.unwrap_err();
     assert_eq!(e.to_string(), "answers something else than a Redis");
-    let etcd = Url::parse(&format!("http://127.0.0.1:{port}"), "http").unwrap();
-    let e = Source::Etcd(etcd).look(&entry("one", 1)).await.unwrap_err();
+    let e = Source::Etcd(registry("http")).look(&entry("one", 1)).await.unwrap_err();
     assert_eq!(e.to_string(), "answers something else than an etcd of version 3.4 or newer");
     server.join().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Addresses of registries: `scheme://[user[:password]@]host[:port][/rest]`.
+//! Addresses of registries: `scheme://[user[:password]@]host[:port][/rest]`. Some schemes say TLS.
 //!
 //! They may hold passwords, which are never shown: neither by an error nor by a log, also where an address is
 //! malformed.
@@ -8,6 +8,8 @@ use std::fmt;
 /// An address of a registry.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Url {
+    /// Whether it is reached over TLS.
+    pub tls: bool,
     pub user: Option<String>,
     pub password: Option<String>,
     /// The host: a name or an address, without brackets.
@@ -20,7 +22,7 @@ pub struct Url {
 /// Why a text is no address of a registry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    #[error("expected an address that starts with `{0}://`{1}")]
+    #[error("expected an address that starts with `{0}://`, or with `{1}://` for TLS")]
     Scheme(&'static str, &'static str),
     #[error(
         "expected a host between `{0}://` or `@` and the port; write for example {0}://10.0.0.9:{1}"
@@ -37,7 +39,7 @@ pub enum UrlError {
     Database,
 }
 
-/// The schemes that are spoken: their port, and the one over TLS that is not.
+/// The schemes that are spoken: their port, and their name over TLS.
 const SCHEMES: [(&str, u16, &str); 2] = [("redis", 6379, "rediss"), ("http", 2379, "https")];
 
 impl Url {
@@ -47,16 +49,12 @@ impl Url {
     /// [`UrlError`].
     pub fn parse(text: &str, scheme: &str) -> Result<Url, UrlError> {
         let Some((scheme, default_port, over_tls)) = SCHEMES.iter().find(|s| s.0 == scheme) else {
-            return Err(UrlError::Scheme("redis", ""));
+            return Err(UrlError::Scheme(SCHEMES[0].0, SCHEMES[0].2));
         };
         let (found, rest) = text.split_once("://").unwrap_or(("", text));
-        if found == *over_tls {
-            let hint = "; TLS is not spoken here: reach it over loopback and a tunnel. What a registry says \
-                        is only where to knock: nodes trust each other by their keys";
-            return Err(UrlError::Scheme(scheme, hint));
-        }
-        if found != *scheme {
-            return Err(UrlError::Scheme(scheme, ""));
+        let tls = found == *over_tls;
+        if !tls && found != *scheme {
+            return Err(UrlError::Scheme(scheme, over_tls));
         }
         let (authority, rest) = rest.split_once('/').unwrap_or((rest, ""));
         let (login, place) = match authority.rsplit_once('@') {
@@ -89,7 +87,7 @@ impl Url {
                 (Some(unescaped(user)?).filter(|user| !user.is_empty()), password)
             }
         };
-        Ok(Url { user, password, host: host.to_owned(), port, rest: rest.to_owned() })
+        Ok(Url { tls, user, password, host: host.to_owned(), port, rest: rest.to_owned() })
     }
 }
 
@@ -155,6 +153,8 @@ mod tests {
         assert_eq!((url.host.as_str(), url.port, url.rest.as_str()), ("10.0.0.9", 6379, "3"));
         assert_eq!((url.user.as_deref(), url.password.as_deref()), (None, Some("p@ss")));
         assert_eq!(url.to_string(), "10.0.0.9:6379", "no password in a log");
+        let over_tls = Url::parse("rediss://:p%40ss@10.0.0.9/3", "redis").unwrap();
+        assert_eq!((url.tls, over_tls), (false, Url { tls: true, ..url }));
         let url = Url::parse("http://[::1]:2379", "http").unwrap();
         assert_eq!((url.host.as_str(), url.port), ("::1", 2379));
         assert_eq!(Url::parse("http://root:x@etcd", "http").unwrap().user.as_deref(), Some("root"));
@@ -163,8 +163,8 @@ mod tests {
     #[test]
     fn addresses_are_refused() {
         let why = |text: &str| Url::parse(text, "redis").unwrap_err().to_string();
-        assert_eq!(why("10.0.0.9:6379"), "expected an address that starts with `redis://`");
-        assert!(why("rediss://a").contains("TLS is not spoken here"));
+        assert_eq!(why("10.0.0.9:6379"), UrlError::Scheme("redis", "rediss").to_string());
+        assert_eq!(why("https://a"), UrlError::Scheme("redis", "rediss").to_string());
         assert_eq!(why("redis://"), UrlError::Host("redis", 6379).to_string());
         assert_eq!(why("redis://a:99999"), UrlError::Port("redis", 6379).to_string());
         assert_eq!(why("redis://a/x"), UrlError::Database.to_string());

@@ -7,13 +7,13 @@ use tidegate_core::{Direction, Rate};
 use super::*;
 use crate::fleet::{
     self as config, API_SOCKET, Algorithm, FleetError, FleetSpec, GROUPS_MAX, GroupSpec, PEERS_MAX,
-    PORT, STATE_DIR,
+    PORT, STATE_DIR, TlsFiles,
     url::{Url, shown},
 };
 use crate::key::Key;
 
 /// The keys of `[fleet]`.
-pub(super) static KEYS: [Key; 12] = [
+pub(super) static KEYS: [Key; 15] = [
     Key {
         name: "name",
         kind: Kind::Name,
@@ -68,6 +68,27 @@ pub(super) static KEYS: [Key; 12] = [
         kind: Kind::Text,
         about: "An etcd server in which nodes find each other",
         example: "etcd = \"http://10.0.0.9:2379\"",
+        default: "none",
+    },
+    Key {
+        name: "tls_ca",
+        kind: Kind::Text,
+        about: "File with the certificates that may sign a registry's",
+        example: "tls_ca = \"/etc/tidegate/registry-ca.pem\"",
+        default: "those that the host trusts",
+    },
+    Key {
+        name: "tls_cert",
+        kind: Kind::Text,
+        about: "File with the certificate that this node shows to a registry",
+        example: "tls_cert = \"/etc/tidegate/registry.pem\"",
+        default: "none",
+    },
+    Key {
+        name: "tls_key",
+        kind: Kind::Text,
+        about: "File with the private key of that certificate",
+        example: "tls_key = \"/etc/tidegate/registry.key\"",
         default: "none",
     },
     Key {
@@ -254,6 +275,7 @@ impl Reader<'_> {
             dns: None,
             redis: None,
             etcd: None,
+            tls: TlsFiles::default(),
             keys: PathBuf::new(),
             acceptors: Vec::new(),
             state: PathBuf::from(STATE_DIR),
@@ -287,6 +309,9 @@ impl Reader<'_> {
                 }
                 "redis" => fleet.redis = Some(self.url(value, "redis", "redis")?),
                 "etcd" => fleet.etcd = Some(self.url(value, "etcd", "http")?),
+                "tls_ca" => fleet.tls.ca = Some(self.text(value, "tls_ca")?.into()),
+                "tls_cert" => fleet.tls.cert = Some(self.text(value, "tls_cert")?.into()),
+                "tls_key" => fleet.tls.key = Some(self.text(value, "tls_key")?.into()),
                 "keys" => fleet.keys = self.text(value, "keys")?.into(),
                 "acceptors" => {
                     let list = self.list(value, "acceptors")?;
@@ -301,9 +326,19 @@ impl Reader<'_> {
                 }
             }
         }
-        for (field, missing) in
-            [("name", fleet.name.is_empty()), ("keys", fleet.keys.as_os_str().is_empty())]
-        {
+        let TlsFiles { ca, cert, key } = &fleet.tls;
+        let over_tls = [&fleet.redis, &fleet.etcd].into_iter().flatten().any(|url| url.tls);
+        for (field, file) in [("tls_ca", ca), ("tls_cert", cert), ("tls_key", key)] {
+            if let (Some(value), Some(_), false) = (fields.get(field), file, over_tls) {
+                return Err(self.fleet_error(value, field)(FleetError::NoTls));
+            }
+        }
+        for (field, missing) in [
+            ("name", fleet.name.is_empty()),
+            ("keys", fleet.keys.as_os_str().is_empty()),
+            ("tls_cert", cert.is_none() && key.is_some()),
+            ("tls_key", key.is_none() && cert.is_some()),
+        ] {
             if missing {
                 let problem = Problem::Missing(example_of(&KEYS, field));
                 return Err(self.at(&value.span(), Some(field), problem));

@@ -92,8 +92,10 @@ fn fleets_that_are_none() {
     assert_snapshot!(fleet("listen = \"7946\""), @"f.toml:4: listen: `7946` is no address with a port; write for example `10.0.0.1:7946`");
     assert_snapshot!(fleet("peers = [\"a b\"]"), @"f.toml:4: peers: `a b` is no peer; write an address or a name, for example `10.0.0.1` or `web-1:7946`");
     assert_snapshot!(fleet("peers = \"a\""), @r#"f.toml:4: peers: expected a list, found the text "a"; write for example `peers = ["10.0.0.2:7946"]`"#);
-    assert_snapshot!(fleet("redis = \"rediss://10.0.0.1\""), @"f.toml:4: redis: expected an address that starts with `redis://`; TLS is not spoken here: reach it over loopback and a tunnel. What a registry says is only where to knock: nodes trust each other by their keys");
-    assert_snapshot!(fleet("etcd = \"10.0.0.1:2379\""), @"f.toml:4: etcd: expected an address that starts with `http://`");
+    assert_snapshot!(fleet("redis = \"http://10.0.0.1\""), @"f.toml:4: redis: expected an address that starts with `redis://`, or with `rediss://` for TLS");
+    assert_snapshot!(fleet("etcd = \"10.0.0.1:2379\""), @"f.toml:4: etcd: expected an address that starts with `http://`, or with `https://` for TLS");
+    assert_snapshot!(fleet("etcd = \"http://10.0.0.1\"\ntls_ca = \"ca.pem\""), @"f.toml:5: tls_ca: is for a registry over TLS; write its address as `rediss://...` or `https://...`");
+    assert_snapshot!(fleet("etcd = \"https://10.0.0.1\"\ntls_key = \"key.pem\""), @r#"f.toml:1: tls_cert: missing; write for example `tls_cert = "/etc/tidegate/registry.pem"`"#);
     assert_snapshot!(fleet("acceptors = [\"a\", \"a\"]"), @"f.toml:4: acceptors: name 1 to 9 different acceptors");
     assert_snapshot!(fleet("seeds = []"), @"f.toml:4: unknown field `seeds`; did you mean `peers`?");
     assert_snapshot!(fleet("peer = []"), @"f.toml:4: unknown field `peer`; did you mean `peers`?");
