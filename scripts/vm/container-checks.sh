@@ -15,6 +15,7 @@
 #
 # Of Docker: name, label, away, pull, and
 #
+#   cri        a pull that Kubernetes asks of containerd is held
 #   live       with `live-restore` containers go on without dockerd, and so does their limit
 #
 # A container runs on this machine's /usr and in its network, and sends to the peer without an end.
@@ -25,7 +26,7 @@ source "$here/checks.sh"
 source "$here/traffic.sh"
 
 checks=(name label user_name user_label never away wrong twice pull many)
-[ "$word" != docker ] || checks=(name label away pull live)
+[ "$word" != docker ] || checks=(name label away pull cri live)
 prefix=$word
 # Who runs containers: root with Podman or Docker.
 root=of_podman
@@ -62,6 +63,11 @@ prepare() {
 		# Containers are in this machine's network, and their images take no space that counts.
 		echo '{ "bridge": "none", "iptables": false, "ip6tables": false, "storage-driver": "vfs",' \
 			"\"insecure-registries\": [\"$registry\"] }" >/etc/docker/daemon.json
+		# By HTTP, too.
+		mkdir -p "/etc/containerd/certs.d/$registry"
+		printf '%s\n' 'version = 2' '[plugins."io.containerd.grpc.v1.cri".registry]' \
+			'config_path = "/etc/containerd/certs.d"' >/etc/containerd/config.toml
+		echo "[host.\"http://$registry\"]" >"/etc/containerd/certs.d/$registry/hosts.toml"
 		systemctl start docker.service
 		tar --create --directory "$image" . | docker import - checks
 		docker version
@@ -265,19 +271,39 @@ pulls() {
 	fi
 }
 
-check_pull() {
-	local code=0 unit='unit = "*-image.service"' from before
-	[ "$word" != docker ] || unit='unit = "docker.service"'
+# As the kubelet asks: by gRPC, whose message is here the name of an image, in an image, in a request.
+cri_pulls() {
+	local message=/run/message n=${#pulled}
+	printf "$(printf '\\0\\0\\0\\0\\x%02x\\n\\x%02x\\n\\x%02x' $((n + 4)) $((n + 2)) "$n")%s" "$pulled" >"$message"
+	curl --silent --show-error --http2-prior-knowledge --unix-socket /run/containerd/containerd.sock \
+		--header 'content-type: application/grpc' --header 'te: trailers' --data-binary @"$message" --output /run/answer \
+		--dump-header /dev/stderr http://x/runtime.v1.ImageService/PullImage &&
+		ctr --namespace k8s.io image list --quiet | grep -qx "$pulled"
+}
+
+# The limit of a unit holds a pull.
+holds_pull() {
+	local unit=$1 pull=$2 code=0 from before
 	publish || return 1
-	rule pulls "$unit" 100mbit "ingress = \"${rate_bit_s}bit\"" >"$rules"
-	if [ "$word" = docker ]; then until_true in_force pulls; else until_true says pulls waiting; fi || code=1
+	rule pulls "unit = \"$unit\"" 100mbit "ingress = \"${rate_bit_s}bit\"" >"$rules"
+	if systemctl is-active "$unit"; then until_true in_force pulls; else until_true says pulls waiting; fi || code=1
 	from=$(uptime_s) before=$(arrived)
-	((code)) || pulls && within $(($(arrived) - before)) "$from" "$start_bytes" &&
+	((code)) || "$pull" && within $(($(arrived) - before)) "$from" "$start_bytes" &&
 		(($(arrived) - before >= pulled_bytes)) || code=1
 	systemctl stop registry.service
-	"$root" rmi "$pulled"
 	rm -f "$rules"
 	((code == 0)) && until_true no_limits
+}
+
+check_pull() {
+	local unit=*-image.service
+	[ "$word" != docker ] || unit=docker.service
+	holds_pull "$unit" pulls || return 1
+	"$root" rmi "$pulled"
+}
+
+check_cri() {
+	holds_pull containerd.service cri_pulls
 }
 
 # The limit is on so many cgroups.

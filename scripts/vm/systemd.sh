@@ -25,7 +25,7 @@ systemd_kernel=6.12
 limit_systemd=40m
 unit_words=(pace police spring htb podman package reboot containers docker rpm hybrid v1)
 image_packages=(systemd systemd-sysv dbus iproute2 kmod procps jq libelf1 podman crun
-	socat uidmap libpam-systemd dbus-user-session bpftool docker.io docker-registry rpm)
+	socat uidmap libpam-systemd dbus-user-session bpftool docker.io docker-registry curl rpm)
 
 # A release whose C library is not older than that which the binary was linked with.
 image_suite() {
