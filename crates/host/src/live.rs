@@ -107,7 +107,10 @@ pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Limits, LiveErr
         let last = path.rsplit('/').next().unwrap_or_default();
         let name = if last.is_empty() { "/" } else { last }.to_owned();
         let scope = Scope::Cgroup(path.clone());
-        match LimitStatus::of_maps(name, scope, State::InForce, &found.maps) {
+        let status = found.maps.options().and_then(|options| {
+            LimitStatus::of_maps(name, scope, State::InForce, &found.maps, &options)
+        });
+        match status {
             Ok(status) => limits.list.push(Live {
                 status,
                 origin,

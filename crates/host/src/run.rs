@@ -184,7 +184,7 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
     };
     let group = Group::create(&hierarchy, base)?;
     let prepared = prepare(options, &signals, &group)?;
-    let limit = match &above {
+    let settings = match &above {
         Some(above) => above.join(&group, options)?,
         None => options.limit,
     };
@@ -193,13 +193,14 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
         .map(|control| congestion::attach_to_cgroup(group.cgroup.as_fd(), control.name()))
         .transpose()?;
     let maps = above.as_ref().map(|above| above.limit.maps());
-    let limit = AttachedLimit::attach_new(&hierarchy, &group.cgroup, &limit, maps)?;
+    let limit = AttachedLimit::attach_new(&hierarchy, &group.cgroup, &settings, maps)?;
 
     let Ended { exit_code, elapsed_ns, swept } = command(prepared, &signals, &group)?;
 
     let mut warnings = Vec::new();
     let (name, path) = (group.name().to_owned(), group.cgroup.path().to_owned());
-    let status = LimitStatus::of_maps(name, Scope::Cgroup(path), State::InForce, limit.maps());
+    let scope = Scope::Cgroup(path);
+    let status = LimitStatus::of_maps(name, scope, State::InForce, limit.maps(), &settings);
     let parent = above.map(|above| above.limit.name);
     let status = status.map(|status| LimitStatus { parent, ..status });
     if let Err(e) = &status {

@@ -392,8 +392,7 @@ impl LimitStatus {
         let Present { name, scope, members, state, parent, other_build, .. } =
             host::present(pinned);
         let members = matches!(scope, Scope::Select(_)).then_some(members);
-        let mut status = Self::of_maps(name, scope, state, pinned.maps())?;
-        status.settings = Settings::from(pinned.options());
+        let mut status = Self::of_maps(name, scope, state, pinned.maps(), &pinned.options())?;
         status.settings.xdp_mode = pinned.xdp_mode.map(XdpMode::name);
         let before = pinned.programs_before().into_iter();
         let programs_before =
@@ -453,7 +452,7 @@ impl LimitStatus {
         }
     }
 
-    /// Reads a limit by its maps.
+    /// Reads what a limit does by its maps.
     ///
     /// # Errors
     /// [`LimitError`] when they cannot be read.
@@ -462,13 +461,13 @@ impl LimitStatus {
         scope: Scope,
         state: State,
         maps: &LimitMaps,
+        options: &LimitOptions,
     ) -> Result<LimitStatus, LimitError> {
         let limit = maps.limit()?;
         let direction = |direction| match limit.rate(direction) {
             None => Ok(None),
             Some(_) => DirectionStatus::read(&limit, maps, direction).map(Some),
         };
-        let options = maps.options()?;
         let class = options.class;
         let guarantee = class.and_then(|class| class.guarantee);
         Ok(LimitStatus {
@@ -479,7 +478,7 @@ impl LimitStatus {
             parent: None,
             guarantee_bit_s: guarantee.map(Rate::bit_s),
             weight: class.map(|class| class.weight),
-            settings: options.into(),
+            settings: (*options).into(),
             egress: direction(Direction::Egress)?,
             ingress: direction(Direction::Ingress)?,
             waiting: None,
@@ -651,7 +650,7 @@ mod tests {
         let mut counters = Counts::default();
         counters.bytes[0] = pass_bytes;
         counters.packets[0] = pass_bytes / 1000;
-        let settings = LimitOptions::from(&intf::Entry::default()).into();
+        let settings = LimitOptions::default().into();
         let egress = DirectionStatus {
             rate_bit_s: 8_000_000,
             now_bit_s: None,

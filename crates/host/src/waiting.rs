@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use serde::Serialize;
 use tidegate_core::{Direction, Scope};
 use tidegate_sys::{
-    limit::{LimitError, LimitOptions},
+    limit::LimitError,
     store::PinnedLimit,
     waiting::{Count, Waiting},
 };
@@ -73,7 +73,7 @@ impl Queues {
     /// # Errors
     /// [`LimitError`] when the kernel refuses to look.
     pub fn read(pinned: &PinnedLimit) -> Result<Option<Queues>, LimitError> {
-        if !LimitOptions::from(&pinned.limit).scheme.info().has_qdisc {
+        if !pinned.limit.scheme().info().has_qdisc {
             return Ok(None);
         }
         let look = |direction| match pinned.limit.rate(direction) {
@@ -119,7 +119,7 @@ impl From<Waiting> for Queue {
 pub fn passing(limits: &[PinnedLimit], flow: &Flow) -> Result<Vec<Passing>, LimitError> {
     let mut found = Vec::new();
     for pinned in limits {
-        let scheme = LimitOptions::from(&pinned.limit).scheme;
+        let scheme = pinned.limit.scheme();
         let present = host::present(pinned);
         if !scheme.info().has_qdisc || present.state != State::InForce {
             continue;

@@ -185,7 +185,7 @@ pub struct PinnedLimit {
     /// Whose programs it runs, if they are those of another build.
     pub other_build: Option<String>,
     /// What was asked of it, as its intent says.
-    asked: Option<LimitOptions>,
+    asked: LimitOptions,
     maps: LimitMaps,
 }
 
@@ -350,14 +350,13 @@ impl Store {
         if !dir.is_dir() {
             return Err(StoreError::Missing(name.to_owned()));
         }
-        let intent = Intent::read(&dir);
-        if let Some(intent) = intent.as_ref().filter(|intent| intent.abi != intf::ABI) {
-            let is_newer = intent.is_newer();
-            return Err(limit_error(name)(LimitError::Version {
-                build: intent.build.clone(),
-                is_newer,
-            }));
+        let no_intent = || limit_error(name)(LimitError::Intent);
+        let intent = Intent::read(&dir).ok_or_else(no_intent)?;
+        if intent.abi != intf::ABI {
+            let (is_newer, build) = (intent.is_newer(), intent.build);
+            return Err(limit_error(name)(LimitError::Version { build, is_newer }));
         }
+        let asked = intent.options.ok_or_else(no_intent)?;
         let open = |map: &str| open_map(&dir, map);
         let mut maps = LimitMaps {
             limit: open("limit")?,
@@ -368,7 +367,7 @@ impl Store {
             parent: ParentMaps::open(&dir).map_err(limit_error(name))?,
             handle: None,
             at: self.at_of(name),
-            place: self.open_place(name, intent.as_ref()),
+            place: self.open_place(name, &asked),
             pool: self.pool_of(name)?,
             carried: self.carried_in(name),
             group: match dir.join(GROUP).exists() {
@@ -386,10 +385,6 @@ impl Store {
         let Whereabouts { scope, installed_on, mut unhooked, members } =
             Whereabouts::of(hierarchy, &dir, &limit);
         if limit.is_matched() {
-            // Its prefixes are there alone.
-            if intent.as_ref().and_then(|intent| intent.options).is_none() {
-                return Err(limit_error(name)(LimitError::Layout("intent")));
-            }
             let here = scope.is_some();
             let place = maps.place.as_ref();
             unhooked = if here { self.unhooked_matched(name, &limit, place) } else { Vec::new() };
@@ -425,8 +420,8 @@ impl Store {
             members,
             unkept: None,
             parent,
-            other_build: self.other_build(name, intent.as_ref()),
-            asked: intent.and_then(|intent| intent.options),
+            other_build: self.other_build(name, &intent.build),
+            asked,
             maps,
         };
         pinned.unkept = pinned.find_unkept(hierarchy);
@@ -688,7 +683,7 @@ impl Store {
         let name = &pinned.name;
         let scheme = schemes::of(limit.scheme());
         if scheme.pinning() == Pinning::Tree {
-            return self.change_htb(hierarchy, pinned, limit);
+            return self.change_htb(hierarchy, pinned, limit, options);
         }
         if scheme.links(limit).contains(&XDP_PIN) != scheme.links(&pinned.limit).contains(&XDP_PIN)
         {

@@ -154,6 +154,9 @@ pub enum LimitError {
     /// A map does not hold what this version writes.
     #[error("its map `{0}` has another layout: another version of tidegate has made it")]
     Layout(&'static str),
+    /// Nobody has written down what was asked, or in words that this version has not.
+    #[error("what was asked of it cannot be read: another version of tidegate has made it")]
+    Intent,
     /// Its maps are another version's.
     #[error("{} version of tidegate, {build}, has made it", if *is_newer { "a newer" } else { "an earlier" })]
     Version {

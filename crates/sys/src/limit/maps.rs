@@ -81,7 +81,8 @@ impl LimitMaps {
         self.limit_at(boottime())
     }
 
-    /// What a user would write for it, as it is in force.
+    /// What a user would write for it, as it is in force: for one that nobody has pinned, whose maps alone say
+    /// what was asked.
     ///
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
@@ -89,9 +90,6 @@ impl LimitMaps {
         let mut options = LimitOptions::from(&self.limit()?);
         if let Some(trie) = &self.exempt {
             options.exempt.prefixes = exempt::read(trie, 0);
-        }
-        if let Some(place) = &self.place {
-            (options.exempt.prefixes, options.matched) = (place.exempt(), place.matched);
         }
         Ok(options)
     }
@@ -110,7 +108,7 @@ impl LimitMaps {
         options: &LimitOptions,
     ) -> Result<(), LimitError> {
         let (earlier, now) = (self.settings()?, boottime());
-        let settings = self.keep_leases(limit.carried_on(&self.limit_at(now)?, now))?;
+        let settings = self.keep_leases(limit.carried_on(&self.limit_at(now)?, now), options)?;
         if let Some(place) = &self.place {
             return place.change(&self.limit, &settings, options);
         }

@@ -34,12 +34,19 @@ impl intf::Entry {
         self.police[i] = from.police[i];
     }
 
-    /// The same with another rate; `None` if the direction is free.
-    fn at_rate(&self, direction: Direction, rate: Rate) -> Result<Option<intf::Entry>, LimitError> {
-        let mut options = LimitOptions::from(self);
-        let Some(queue) = options.queue_mut(direction) else { return Ok(None) };
-        let mut limit = *self;
-        if queue.rate == rate {
+    /// The same with another rate, and with the thresholds that follow from it and from what was asked; `None`
+    /// if the direction is free.
+    fn at_rate(
+        &self,
+        asked: &LimitOptions,
+        direction: Direction,
+        rate: Rate,
+    ) -> Result<Option<intf::Entry>, LimitError> {
+        let (mut limit, mut options) = (*self, *asked);
+        let (Some(queue), Some(is)) = (options.queue_mut(direction), self.rate(direction)) else {
+            return Ok(None);
+        };
+        if is == rate {
             return Ok(Some(limit));
         }
         queue.rate = rate;
@@ -70,11 +77,12 @@ impl Settings {
     fn lend(
         &mut self,
         now: Nanos,
+        asked: &LimitOptions,
         direction: Direction,
         Lease { until, then }: Lease,
     ) -> Result<bool, LimitError> {
         let i = intf::index(direction);
-        let Some(then) = self.limit.at_rate(direction, then)? else { return Ok(false) };
+        let Some(then) = self.limit.at_rate(asked, direction, then)? else { return Ok(false) };
         self.then[i] = then.carried_on(&self.limit, until.max(now));
         // Zero is for ever.
         self.limit.until_ns[i] = until.0.max(1);
@@ -103,41 +111,46 @@ impl LimitMaps {
 
     /// A limit that is to take this one's place, with rates that end when this one's do, with the rate that
     /// comes then or its own, if that is lower.
-    pub(crate) fn keep_leases(&self, limit: intf::Entry) -> Result<Settings, LimitError> {
+    pub(crate) fn keep_leases(
+        &self,
+        limit: intf::Entry,
+        options: &LimitOptions,
+    ) -> Result<Settings, LimitError> {
         let mut settings = Settings::from(limit);
         settings.limit.until_ns = [0; 2];
         for direction in Direction::BOTH {
             let (Some(lease), Some(rate)) = (self.lease(direction)?, limit.rate(direction)) else {
                 continue;
             };
-            settings.lend(boottime(), direction, Lease { then: lease.then.min(rate), ..lease })?;
+            let lease = Lease { then: lease.then.min(rate), ..lease };
+            settings.lend(boottime(), options, direction, lease)?;
         }
         Ok(settings)
     }
 
-    /// Changes the rate of a direction that is limited, and the thresholds that follow from it; nothing
-    /// else. A size that would last longer than [`MAX_SPAN`] at a rate so low is cut to that, and stays so
-    /// until the limit is set anew. It is a few writes to a map: sockets that exist learn of it with their
-    /// next ACK, where [`LimitMaps::set`] goes to each of them. With a lease the rate ends by itself;
-    /// without, an earlier lease ends. Packets meet the earlier rate with its lease until they meet this one
-    /// with its own. False if the direction is free.
+    /// Changes the rate of a direction that is limited, and the thresholds that follow from it and from what
+    /// was `asked`; nothing else. A size that would last longer than [`MAX_SPAN`] at a rate so low is cut to
+    /// that. It is a few writes to a map: sockets that exist learn of it with their next ACK, where
+    /// [`LimitMaps::set`] goes to each of them. With a lease the rate ends by itself; without, an earlier
+    /// lease ends. Packets meet the earlier rate with its lease until they meet this one with its own. False
+    /// if the direction is free.
     ///
     /// # Errors
     /// [`LimitError`]; the earlier rate is in force.
     pub fn set_rate(
         &self,
+        asked: &LimitOptions,
         direction: Direction,
         rate: Rate,
         lease: Option<Lease>,
     ) -> Result<bool, LimitError> {
         let was = self.settings()?;
-        // What the rate was before, whose sizes an end that has come may have cut.
-        let Some(limit) = was.limit.at_rate(direction, rate)? else { return Ok(false) };
+        let Some(limit) = was.limit.at_rate(asked, direction, rate)? else { return Ok(false) };
         let now = boottime();
         let mut settings = Settings { limit: limit.carried_on(&was.at(now), now), ..was };
         settings.limit.until_ns[intf::index(direction)] = 0;
         if let Some(lease) = lease
-            && !settings.lend(now, direction, lease)?
+            && !settings.lend(now, asked, direction, lease)?
         {
             return Ok(false);
         }

@@ -154,11 +154,12 @@ impl Store {
         hierarchy: &Hierarchy,
         pinned: &PinnedLimit,
         limit: &intf::Entry,
+        options: &LimitOptions,
     ) -> Result<(), StoreError> {
         let refused = || limit_error(&pinned.name);
         self.check_above(hierarchy, &pinned.name)?;
         let earlier = pinned.maps.settings().map_err(refused())?;
-        let settings = pinned.maps.keep_leases(*limit).map_err(refused())?;
+        let settings = pinned.maps.keep_leases(*limit, options).map_err(refused())?;
         let limit = settings.limit;
         pinned.maps.write(settings).map_err(refused())?;
         let done = self.tree_of(hierarchy, &pinned.name).and_then(|tree| {

@@ -9,12 +9,12 @@
 //! Values are written as on a command line. What was not given is left out. Scope and parent have links of
 //! their own (see [`super`]).
 
-use std::{fs, path::Path, str::FromStr};
+use std::{fs, io, path::Path, str::FromStr};
 
 use rustix::fs::{CWD, RenameFlags, rename, renameat_with};
 use serde::{Deserialize, Serialize};
 use tidegate_core::{
-    Class, Rate, Span,
+    Class, Direction, Rate, Span,
     police::{MeterText, Policy},
     queue_options::VirtualQueueOptions,
 };
@@ -25,9 +25,6 @@ use crate::{BUILD, intf::ABI, limit::LimitOptions};
 const INTENT: &str = "intent";
 /// What a change is about to write, then what was before it.
 const OTHER: &str = "intent_other";
-
-/// The build of a limit whose version wrote no intent.
-pub(super) const UNKNOWN: &str = "unknown";
 
 /// Who made a limit, and what it does.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -184,18 +181,18 @@ impl Text {
 }
 
 impl PinnedLimit {
-    /// What was asked, at the rates that are in force: a group may have lent others. Of a limit of a version
-    /// that wrote no intent, what its map says.
+    /// What was asked, at the rates that are in force: a group may have lent others.
     #[must_use]
     pub fn options(&self) -> LimitOptions {
-        let is = self.maps.options().unwrap_or_else(|_| LimitOptions::from(&self.limit));
-        let Some(asked) = self.asked.filter(|asked| asked.scheme == is.scheme) else { return is };
-        let at_rate = |asked: Option<VirtualQueueOptions>, is: Option<VirtualQueueOptions>| {
-            let is = is?;
-            Some(VirtualQueueOptions { rate: is.rate, ..asked.unwrap_or(is) })
-        };
-        let egress = at_rate(asked.egress, is.egress);
-        LimitOptions { egress, ingress: at_rate(asked.ingress, is.ingress), ..asked }
+        let mut options = self.asked;
+        for direction in Direction::BOTH {
+            if let (Some(queue), Some(rate)) =
+                (options.queue_mut(direction), self.limit.rate(direction))
+            {
+                queue.rate = rate;
+            }
+        }
+        options
     }
 }
 
@@ -246,19 +243,16 @@ impl Intent {
         let (now, other) = (dir.join(INTENT), dir.join(OTHER));
         let _ = fs::remove_file(&other);
         // It goes on with the programs that it has.
-        let build = Intent::read(dir).map_or_else(|| UNKNOWN.to_owned(), |intent| intent.build);
-        symlink(Path::new(&Intent::text(options, &build)), &other)?;
-        let has_earlier = fs::symlink_metadata(&now).is_ok();
-        let exchange = || match has_earlier {
-            true => renameat_with(CWD, &other, CWD, &now, RenameFlags::EXCHANGE),
-            false => rename(&other, &now),
-        };
+        let missing = || io_error(&now, "read")(io::ErrorKind::NotFound.into());
+        let earlier = Intent::read(dir).ok_or_else(missing)?;
+        symlink(Path::new(&Intent::text(options, &earlier.build)), &other)?;
+        let exchange = || renameat_with(CWD, &other, CWD, &now, RenameFlags::EXCHANGE);
         exchange().map_err(|e| io_error(&now, "rename to")(e.into()))?;
         let done = change();
-        if done.is_err() && has_earlier {
+        if done.is_err() {
             let _ = exchange();
         }
-        let _ = fs::remove_file(if done.is_err() && !has_earlier { &now } else { &other });
+        let _ = fs::remove_file(&other);
         done
     }
 }

@@ -409,7 +409,7 @@ impl Store {
         let mut again = |limit: &PinnedLimit, cgroups: &[String]| {
             let Some(scope) = &limit.scope else { return Ok(()) };
             store.begin_with(&limit.name, cgroups);
-            let options = limit.asked.unwrap_or_else(|| limit.options());
+            let options = limit.asked;
             let parent = limit.parent.as_deref();
             store.replace(lock, hierarchy, &limit.name, scope, &options, parent)
         };

@@ -24,7 +24,7 @@ use tidegate_core::{
 };
 
 use super::{
-    BUILDING, DEV, Intent, MAX_LIMITS, PORT, Store, StoreError, io_error, limit_error, name_in,
+    BUILDING, DEV, MAX_LIMITS, PORT, Store, StoreError, io_error, limit_error, name_in,
     pins::{detach_links, pin_each, pin_hooks, pin_maps, remove_pins},
     pool_names::{PLACE, POOL, POOL_PREFIX, file_name, is_slots, sign_pool},
     symlink,
@@ -181,10 +181,9 @@ impl Store {
     }
 
     /// The place of a pinned limit, for its maps; `None` if it has no prefixes, or no place any more.
-    pub(super) fn open_place(&self, name: &str, intent: Option<&Intent>) -> Option<Place> {
+    pub(super) fn open_place(&self, name: &str, options: &LimitOptions) -> Option<Place> {
         let (dir, index) = self.place_of(name).filter(|(dir, _)| !is_slots(dir))?;
-        let matched = intent?.options?.matched;
-        MapPool::open(&dir).and_then(|pool| pool.place(index, &matched)).ok()
+        MapPool::open(&dir).and_then(|pool| pool.place(index, &options.matched)).ok()
     }
 
     /// The number of a limit in its maps, which it may share.

@@ -54,11 +54,12 @@ impl Store {
         }
         let scheme = schemes::of(pinned.limit.scheme());
         let lease = lease.filter(|_| scheme.ends_leases());
-        let set = pinned.maps.set_rate(direction, rate, lease).map_err(limit_error(name))?;
+        let set = pinned.maps.set_rate(&pinned.asked, direction, rate, lease);
+        let set = set.map_err(limit_error(name))?;
         let limit = pinned.maps.limit().map_err(limit_error(name))?;
         if limit != pinned.limit {
             match scheme.pinning() {
-                Pinning::Tree => self.change_htb(hierarchy, &pinned, &limit)?,
+                Pinning::Tree => self.change_htb(hierarchy, &pinned, &limit, &pinned.asked)?,
                 Pinning::Own | Pinning::Shared => {
                     pinned.maps.change_beside(&limit).map_err(limit_error(name))?
                 }

@@ -411,9 +411,8 @@ impl Store {
         if let Some(place) = &pinned.maps.place {
             place.forget_others(&pinned.limit).map_err(limit_error(name))?;
         }
-        let options = pinned.asked.unwrap_or_else(|| pinned.options());
-        let limit = pinned.encode(&options)?;
-        self.change_to(&hierarchy, &pinned, scope, &limit, &options)
+        let limit = pinned.encode(&pinned.asked)?;
+        self.change_to(&hierarchy, &pinned, scope, &limit, &pinned.asked)
     }
 
     /// What putting a limit on a device makes there.

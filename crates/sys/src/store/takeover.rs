@@ -10,7 +10,7 @@ use std::{os::fd::AsFd, path::Path};
 use tidegate_core::Scope;
 
 use super::{
-    Intent, PinnedLimit, Store, StoreError, StoreLock, intent,
+    Intent, PinnedLimit, Store, StoreError, StoreLock,
     journal::{Deed, Step},
     limit_error, members,
     pins::update,
@@ -104,10 +104,9 @@ impl Store {
     }
 
     /// Whose programs a limit runs, if they are those of another build.
-    pub(super) fn other_build(&self, name: &str, intent: Option<&Intent>) -> Option<String> {
-        let asked = || intent.map_or(intent::UNKNOWN.to_owned(), |intent| intent.build.clone());
+    pub(super) fn other_build(&self, name: &str, own: &str) -> Option<String> {
         let pool = self.place_of(name).and_then(|(pool, _)| build_of_pool(&pool));
-        Some(pool.unwrap_or_else(asked)).filter(|build| build != BUILD)
+        Some(pool.unwrap_or_else(|| own.to_owned())).filter(|build| build != BUILD)
     }
 }
 

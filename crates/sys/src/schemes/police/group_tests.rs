@@ -60,19 +60,18 @@ fn put_ports(frame: &mut [u8], at: usize, ports: [u16; 2]) {
 }
 
 /// A limit that nothing exceeds.
-fn roomy() -> intf::Entry {
+fn roomy() -> LimitOptions {
     let options = VirtualQueueOptions {
         burst: Some(Span::Size(Bytes(1 << 30))),
         ..VirtualQueueOptions::new("100gbit".parse().unwrap())
     };
-    let limit = LimitOptions {
+    LimitOptions {
         egress: Some(options),
         ingress: Some(options),
         loopback: true,
         scheme: Scheme::Police,
         ..LimitOptions::default()
-    };
-    limit.encode(0).unwrap()
+    }
 }
 
 pub(super) fn run(program: &libbpf_rs::ProgramMut<'_>, frame: &[u8], times: u32) -> u32 {
@@ -111,7 +110,7 @@ fn root_group_packets_of_a_flow_are_counted_together() {
     for place in [AttachPoint::Device, AttachPoint::Cgroup] {
         let mut storage = MaybeUninit::uninit();
         let police = load(&mut storage, place, false).unwrap();
-        let maps = maps(&police, &roomy()).unwrap();
+        let maps = maps(&police, &roomy().encode(0).unwrap()).unwrap();
         let program = match place {
             AttachPoint::Cgroup => &police.progs.police_egress,
             _ => &police.progs.police_out,
@@ -146,7 +145,7 @@ fn root_group_drops_at_the_probability_that_is_set() {
     const RUNS: u32 = 40_000;
     let mut storage = MaybeUninit::uninit();
     let police = load(&mut storage, AttachPoint::Device, false).unwrap();
-    let maps = maps(&police, &roomy()).unwrap();
+    let maps = maps(&police, &roomy().encode(0).unwrap()).unwrap();
     let (frame, mut before) = (v4(1, UDP, 0, [1, 2]), maps.measure(Direction::Egress).unwrap());
     for probability in [0.0, 0.001, 0.25, 0.9, 1.0] {
         assert!(maps.set_drop(Direction::Egress, probability).unwrap());
@@ -187,7 +186,7 @@ fn root_group_finds_the_largest_of_thousands_of_flows() {
     const LARGE: u64 = 5;
     let mut storage = MaybeUninit::uninit();
     let police = load(&mut storage, AttachPoint::Port, false).unwrap();
-    let maps = maps(&police, &roomy()).unwrap();
+    let maps = maps(&police, &roomy().encode(0).unwrap()).unwrap();
     maps.measure(Direction::Ingress).unwrap();
     let program = &police.progs.police_out;
     let mut large = BTreeMap::new();
@@ -220,15 +219,19 @@ fn root_group_a_rate_is_the_buckets() {
     }
     let mut storage = MaybeUninit::uninit();
     let police = load(&mut storage, AttachPoint::Device, false).unwrap();
-    let maps = maps(&police, &roomy()).unwrap();
+    let maps = maps(&police, &roomy().encode(0).unwrap()).unwrap();
     maps.set_drop(Direction::Egress, 0.5).unwrap();
-    assert!(maps.set_rate(Direction::Egress, "50mbit".parse().unwrap(), None).unwrap());
+    let set = |rate: &str| maps.set_rate(&roomy(), Direction::Egress, rate.parse().unwrap(), None);
+    assert!(set("50mbit").unwrap());
     let limit = maps.limit().unwrap();
     let rates = limit.police.map(|policy| policy.committed.rate);
     assert_eq!((rates, limit.rate_bit_s), ([50_000_000, 100_000_000_000], rates));
-    assert_eq!(limit.police[0].committed.burst, roomy().police[0].committed.burst);
+    assert_eq!(
+        limit.police[0].committed.burst,
+        roomy().encode(0).unwrap().police[0].committed.burst
+    );
     // So slow that what the bucket held lasts longer than a limit can say.
-    assert!(maps.set_rate(Direction::Egress, "8kbit".parse().unwrap(), None).unwrap());
+    assert!(set("8kbit").unwrap());
     let bucket = maps.limit().unwrap().police[0].committed;
     assert_eq!((bucket.rate, bucket.fill_ns), (8_000, MAX_SPAN.0));
     assert_eq!(maps.drop_probability(Direction::Egress).unwrap(), 0.5);
@@ -275,7 +278,7 @@ fn lent_ends(fair: bool) {
     };
     let lend = |until| {
         let lease = Lease { until: Nanos(until), then: rate("8kbit") };
-        assert!(maps.set_rate(Direction::Egress, rate("10gbit"), Some(lease)).unwrap());
+        assert!(maps.set_rate(&limit, Direction::Egress, rate("10gbit"), Some(lease)).unwrap());
     };
     let now = boottime_ns();
     lend(now + 3_600_000_000_000);
@@ -299,7 +302,7 @@ fn lent_ends(fair: bool) {
     let [is, was] = [again, lent].map(|limit| limit.police[0].committed);
     assert_eq!((is.rate, is.burst, is.fill_ns), (was.rate, was.burst, was.fill_ns));
     assert_eq!(last_of(out), PASSED);
-    assert!(maps.set_rate(Direction::Egress, rate("10gbit"), None).unwrap());
+    assert!(maps.set_rate(&limit, Direction::Egress, rate("10gbit"), None).unwrap());
     assert_eq!(maps.limit().unwrap().until_ns, [0, 0]);
     assert_eq!(last_of(out), PASSED);
 }

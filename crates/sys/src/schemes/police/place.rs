@@ -38,11 +38,6 @@ impl Place {
         self.index % CHUNK
     }
 
-    /// The prefixes that the limit exempts.
-    pub(crate) fn exempt(&self) -> Prefixes {
-        exempt::read(&self.exempts, self.index)
-    }
-
     /// Puts another limit in force, with its prefixes.
     pub(crate) fn change(
         &self,

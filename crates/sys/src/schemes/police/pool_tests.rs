@@ -184,11 +184,12 @@ fn root_police_match_buckets_are_apart() {
     write(&mut new, "10.0.0.0/24", 2);
     assert_eq!((sent(3, 9), sent(2, 9)), (2, 0), "a new bucket; the longer prefix stays apart");
     // Exempt of this limit alone.
-    let exempt = |maps: &mut LimitMaps, exempt: &str| {
-        let exempt = exempt.parse().unwrap();
-        let options = LimitOptions { exempt, ..maps.options().unwrap() };
+    let exempt = |maps: &mut LimitMaps, text: &str| {
+        let (exempt, matched) = (text.parse().unwrap(), maps.place.as_ref().unwrap().matched);
+        let options = LimitOptions { exempt, matched, ..limit("none", 2 * FRAME_BYTES as u64) };
         change(maps, &options).unwrap();
-        assert_eq!(maps.options().unwrap(), options);
+        let place = maps.place.as_ref().unwrap();
+        assert_eq!(crate::exempt::read(&place.exempts, place.index), exempt.prefixes);
     };
     exempt(&mut new, "10.0.0.7,10.0.0.2");
     assert_eq!((sent(7, 4), sent(3, 4), sent(2, 4)), (4, 0, 0));
@@ -208,12 +209,13 @@ fn root_police_match_a_rate_that_is_lent_ends() {
     let programs = load(&mut storage, false, None).unwrap();
     let pool = maps_of(&programs).unwrap();
     let (fast, slow): (Rate, Rate) = ("10gbit".parse().unwrap(), "8kbit".parse().unwrap());
+    // Two frames, which are there again at once at a high rate, and in seconds at a low one.
+    let asked = |matched: &str| limit(matched, 2 * FRAME_BYTES as u64);
     let put = |index, matched: &str| {
         let mut maps = take(&pool, index);
-        // Two frames, which are there again at once at a high rate, and in seconds at a low one.
-        change(&mut maps, &limit(matched, 2 * FRAME_BYTES as u64)).unwrap();
+        change(&mut maps, &asked(matched)).unwrap();
         for direction in [Direction::Egress, Direction::Ingress] {
-            assert!(maps.set_rate(direction, fast, None).unwrap());
+            assert!(maps.set_rate(&asked(matched), direction, fast, None).unwrap());
         }
         maps
     };
@@ -234,7 +236,7 @@ fn root_police_match_a_rate_that_is_lent_ends() {
     for (maps, ended) in [(&one, [DROPPED, PASSED]), (&other, [PASSED, DROPPED])] {
         let lend = |until| {
             let lease = Lease { until: Nanos(until), then: slow };
-            assert!(maps.set_rate(Direction::Egress, fast, Some(lease)).unwrap());
+            assert!(maps.set_rate(&asked("none"), Direction::Egress, fast, Some(lease)).unwrap());
         };
         assert_eq!([last(true, 1), last(true, 2)], [PASSED; 2]);
         lend(now + 3_600_000_000_000);
@@ -243,11 +245,11 @@ fn root_police_match_a_rate_that_is_lent_ends() {
         assert_eq!([last(true, 1), last(true, 2)], ended);
         assert_eq!([last(false, 1), last(false, 2)], [PASSED; 2], "the other direction goes on");
         assert_eq!(maps.limit().unwrap().rate(Direction::Egress), Some(slow));
-        assert!(maps.set_rate(Direction::Egress, fast, None).unwrap());
+        assert!(maps.set_rate(&asked("none"), Direction::Egress, fast, None).unwrap());
     }
     // Who comes after it in its place finds nothing of it.
     let lease = Lease { until: Nanos(now - 1), then: slow };
-    assert!(one.set_rate(Direction::Egress, fast, Some(lease)).unwrap());
+    assert!(one.set_rate(&asked("none"), Direction::Egress, fast, Some(lease)).unwrap());
     vacate(one.place.as_ref().unwrap(), &one).unwrap();
     put(0, "10.0.0.1");
     assert_eq!([last(true, 1), last(true, 2)], [PASSED; 2]);

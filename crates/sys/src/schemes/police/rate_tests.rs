@@ -468,20 +468,19 @@ fn threads_get_no_more_colours_than_were_earned() {
 }
 
 /// A limit whose bucket is as many bytes at every rate.
-fn limited(burst: u64, fair: bool) -> intf::Entry {
+fn limited(burst: u64, fair: bool) -> LimitOptions {
     let queue = VirtualQueueOptions {
         burst: Some(Span::Size(Bytes(burst))),
         ..VirtualQueueOptions::new("2mbit".parse().unwrap())
     };
-    let options = LimitOptions {
+    LimitOptions {
         egress: Some(queue),
         ingress: Some(queue),
         loopback: true,
         scheme: Scheme::Police,
         police: tidegate_core::police::Policy { fair, ..Default::default() },
         ..LimitOptions::default()
-    };
-    options.encode(0).unwrap()
+    }
 }
 
 /// Has a group change the rate while a flood of one flow passes; by the host's clock, which is only read.
@@ -495,7 +494,7 @@ fn alternate(maps: &LimitMaps, fair: bool, mut passes: impl FnMut() -> bool) {
     let mut since = start;
     for change in 0..20u64 {
         let rate = if change.is_multiple_of(2) { slow } else { fast };
-        assert!(maps.set_rate(Direction::Egress, rate, None).unwrap());
+        assert!(maps.set_rate(&limited(BURST, fair), Direction::Egress, rate, None).unwrap());
         let now = boottime_ns();
         // Until now it was the other.
         earned_ns += if rate == slow { now - since } else { 0 };
@@ -523,7 +522,7 @@ fn root_police_a_rate_that_changes_gives_nothing_away() {
     {
         let mut storage = MaybeUninit::uninit();
         let police = load(&mut storage, place, false).unwrap();
-        let maps = maps(&police, &limited(75_000, fair)).unwrap();
+        let maps = maps(&police, &limited(75_000, fair).encode(0).unwrap()).unwrap();
         let program = match place {
             AttachPoint::Cgroup => &police.progs.police_egress,
             _ => &police.progs.police_out,
@@ -546,7 +545,8 @@ fn root_police_a_change_touches_nothing_in_force() {
     }
     let mut storage = MaybeUninit::uninit();
     let police = load(&mut storage, AttachPoint::Device, false).unwrap();
-    let maps = maps(&police, &limited(75_000, false)).unwrap();
+    let asked = limited(75_000, false);
+    let maps = maps(&police, &asked.encode(0).unwrap()).unwrap();
     let entries = || -> Vec<intf::Entry> {
         let at = |key| lookup(&maps.limit, "limit", key).unwrap();
         (0..intf::LIMITS as u32).map(at).collect()
@@ -566,7 +566,7 @@ fn root_police_a_change_touches_nothing_in_force() {
         let (copy, before) = in_force();
         let frame = v4(1, UDP, 0, [1, 2]);
         run(&police.progs.police_out, &frame, 1);
-        assert!(maps.set_rate(Direction::Egress, rates[i % 2], lease).unwrap());
+        assert!(maps.set_rate(&asked, Direction::Egress, rates[i % 2], lease).unwrap());
         let (other, after) = in_force();
         assert_ne!(copy, other, "change {i}");
         let mut untouched = entries()[copy * intf::COPY..][..intf::COPY].to_vec();
@@ -591,14 +591,15 @@ fn root_police_a_lease_that_ends_gives_nothing_away() {
     let frame = v4(1, UDP, 0, [1, 2]);
     let mut storage = MaybeUninit::uninit();
     let police = load(&mut storage, AttachPoint::Device, false).unwrap();
-    let maps = maps(&police, &limited(75_000, false)).unwrap();
+    let asked = limited(75_000, false);
+    let maps = maps(&police, &asked.encode(0).unwrap()).unwrap();
     let (fast, slow) = ("2mbit".parse::<Rate>().unwrap(), "8kbit".parse::<Rate>().unwrap());
     let boot = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let boot = boot.tv_sec as u64 * 1_000_000_000 + boot.tv_nsec as u64;
     let start = boottime_ns();
     let until = Nanos(boot + 50_000_000);
     let lease = Lease { until, then: slow };
-    assert!(maps.set_rate(Direction::Egress, fast, Some(lease)).unwrap());
+    assert!(maps.set_rate(&asked, Direction::Egress, fast, Some(lease)).unwrap());
     let passed = || maps.read(Direction::Egress).unwrap().counters.packets[0];
     let deadline = Instant::now() + Duration::from_secs(30);
     // Until it has ended, and for some packets after.
