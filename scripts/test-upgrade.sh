@@ -22,7 +22,8 @@ for commit in "${commits[@]}"; do
 		source=$built/source
 		rm -rf "$source"
 		mkdir "$source"
-		git archive "$commit" | tar -x -C "$source"
+		# As new as they are: Cargo would take files older than its last build for built.
+		git archive "$commit" | tar --extract --touch --directory "$source"
 		echo "Building tidegate of $commit"
 		(cd "$source" && cargo build --locked --package tidegate --bin tidegate --target-dir "$built/target")
 		cp "$built/target/debug/tidegate" "$binary"

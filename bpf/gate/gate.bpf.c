@@ -24,8 +24,6 @@
 #include "common/wire_bytes.h"
 #include "gate/gate.h"
 
-/* Cgroups that are undecided at a time. One that finds no place is reported, but not held. */
-#define GT_UNDECIDED_MAX 4096
 /* The ring: 2048 events of 24 bytes, and their heads. A power of two. */
 #define GT_RING_BYTES 65536
 /* The deepest that the chosen cgroup may lie. */
@@ -41,29 +39,6 @@ enum {
 	RET_DROP = 0,
 	RET_PASS = 1,
 	RET_DROP_SLOW = 2,
-};
-
-struct gt_event {
-	__u64 id;
-	/* The cgroup above it. */
-	__u64 parent;
-	__u32 level;
-	/* Otherwise made. */
-	__u32 is_removed;
-};
-
-struct gt_counters {
-	/* Cgroups that were made. */
-	__u64 cgroups;
-	/* Those that were not held: `undecided` was full. */
-	__u64 full;
-	/* Events that found the ring full. */
-	__u64 lost;
-	/* Of undecided cgroups before their deadline. */
-	__u64 passed_bytes;
-	__u64 dropped_packets;
-	/* Passed of undecided cgroups after it. */
-	__u64 late_bytes;
 };
 
 const volatile __u64 top_id = 0;

@@ -24,6 +24,32 @@
 #define GT_BYTES 65536
 /* Undecided cgroups above one another that a packet looks at, from its own on. */
 #define GT_LEVELS 8
+/* Cgroups that are undecided at a time. One that finds no place is reported, but not held. */
+#define GT_UNDECIDED_MAX 4096
+
+/* A cgroup was made or removed. */
+struct gt_event {
+	__u64 id;
+	/* The cgroup above it. */
+	__u64 parent;
+	__u32 level;
+	/* Otherwise made. */
+	__u32 is_removed;
+};
+
+struct gt_counters {
+	/* Cgroups that were made. */
+	__u64 cgroups;
+	/* Those that were not held: `undecided` was full. */
+	__u64 full;
+	/* Events that found the ring full. */
+	__u64 lost;
+	/* Of undecided cgroups before their deadline. */
+	__u64 passed_bytes;
+	__u64 dropped_packets;
+	/* Passed of undecided cgroups after it. */
+	__u64 late_bytes;
+};
 
 struct gt_cgroup {
 	/* The id of the cgroup above it. */

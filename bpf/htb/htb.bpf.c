@@ -23,25 +23,6 @@
 #include "common/queues_map.h"
 #include "common/packet.h"
 
-/* In the root's slot: its tree has limits on cgroups, on ports. */
-#define HTB_HAS_CGROUPS (1U << 0)
-#define HTB_HAS_PORTS	(1U << 1)
-/* Distinguishes keys of ports from those of cgroups. */
-#define HTB_PORT_KEY (1ULL << 63)
-
-struct htb_slot {
-	/* 0: packets are not marked. */
-	__u32 mark_bytes;
-	__u32 flags;
-	/* Of its leaf. */
-	struct tg_backlog backlog;
-};
-
-struct htb_marked {
-	__u64 packets;
-	__u64 bytes;
-};
-
 /* The slots of a tree, of the first direction, then of the other. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -8,6 +8,8 @@
 
 #include <linux/types.h>
 
+#include "waiting/intf.h"
+
 /* The HTB of a limit, at the root of a device; "tg". */
 #define HTB_MAJOR 0x7467U
 /* Limits of one tree; slot 0 is none, 1 the root. */
@@ -17,6 +19,27 @@
 #define HTB_QUEUE_MAJOR 0x7500U
 /* How many levels of cgroups are searched for a limit of a tree. */
 #define HTB_CGROUP_LEVELS 16U
+
+/* In the root's slot: its tree has limits on cgroups, on ports. */
+#define HTB_HAS_CGROUPS (1U << 0)
+#define HTB_HAS_PORTS	(1U << 1)
+/* Distinguishes keys of ports from those of cgroups. */
+#define HTB_PORT_KEY (1ULL << 63)
+
+/* What of a direction lies in a slot. */
+struct htb_slot {
+	/* 0: packets are not marked. */
+	__u32 mark_bytes;
+	__u32 flags;
+	/* Of its leaf. */
+	struct tg_backlog backlog;
+};
+
+/* What was marked of a slot; on each CPU. */
+struct htb_marked {
+	__u64 packets;
+	__u64 bytes;
+};
 
 /*
  * The leaf of a slot, for packets that belong to no limit below it. Its last four bits are 0, so

@@ -12,18 +12,12 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
+#include "waiting/intf.h"
+
 /* NETDEV_HASHENTRIES of include/net/net_namespace.h. */
 #define DEVICE_BUCKETS 256
 /* More than the devices or qdiscs in one bucket on any host. */
 #define CHAIN_MAX 65536
-
-struct tg_qdisc_query {
-	__u32 ifindex;
-	__u32 handle;
-	/* The answer; 0: there is none. */
-	__u64 qdisc;
-	__u64 dev_queue;
-};
 
 struct search {
 	struct hlist_node *at;

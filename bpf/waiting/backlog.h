@@ -35,19 +35,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 
-/* The qdisc in which the packets of a limiter wait. */
-struct tg_backlog {
-	/* The kernel's struct Qdisc; 0: none. */
-	__u64 qdisc;
-	/* Its handle as long as it is the limiter's: major:minor as the kernel has it. */
-	__u32 handle;
-	/* The device that it sends by; on ingress an ifb. */
-	__u32 ifindex;
-	/* The highest rate at which it is emptied. */
-	__u64 rate_bit_s;
-	/* Its struct netdev_queue, which is the device's. */
-	__u64 dev_queue;
-};
+#include "waiting/intf.h"
 
 /* The backlog at one moment. */
 struct tg_waiting {

@@ -23,23 +23,6 @@
 /* The kernel's own bound of the queues of an fq_codel. */
 #define WF_QUEUES 65536
 
-struct wf_count {
-	__u64 packets;
-	/* On the wire, as the qdisc counts them. */
-	__u64 bytes;
-};
-
-struct wf_query {
-	struct tg_backlog at;
-	/* The answer: the qdisc exists and is of a known kind. */
-	__u32 known;
-	/* Lists whose end was not found. */
-	__u32 torn;
-	struct wf_count all;
-	/* Packets of no known flow. */
-	struct wf_count other;
-};
-
 struct walk {
 	const struct sk_buff *at;
 	const struct sk_buff *last;

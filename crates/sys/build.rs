@@ -64,6 +64,20 @@ const ACKS: [(&str, &str); 15] = [
     ("wt_conf", "WaitConf"),
 ];
 
+/// Those of the gate, of queues, and of `htb`.
+const SHARED: [(&str, &str); 10] = [
+    ("gt_cgroup", "Undecided"),
+    ("gt_counters", "GateCounters"),
+    ("gt_event", "RawCgroupEvent"),
+    ("htb_marked", "HtbMarked"),
+    ("htb_slot", "HtbSlot"),
+    ("tg_backlog", "Backlog"),
+    ("tg_qdisc_query", "QdiscQuery"),
+    ("wf_count", "Count"),
+    ("wf_flow", "WaitingFlow"),
+    ("wf_query", "WaitingQuery"),
+];
+
 fn main() -> Result<(), Box<dyn Error>> {
     let programs = bpf::build(BPF, "native")?;
     // Half of it is enough to tell the builds of one host apart.
@@ -72,6 +86,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let layout = bindings("intf.rs", &["edt/intf.h", "police/intf.h"], &INTF)?;
     println!("cargo:rustc-env=TIDEGATE_LAYOUT={layout}");
     bindings("acks.rs", &["acks/acks.h"], &ACKS)?;
+    bindings("shared.rs", &["gate/gate.h", "htb/htb.h", "waiting/waiting.h"], &SHARED)?;
     let header = std::fs::read_to_string(format!("{BPF}/common/vmlinux.h"))?;
     let names = kernel_types(&header);
     std::fs::write(Path::new(&env::var("OUT_DIR")?).join("kernel_types.rs"), format!("{names:?}"))?;
@@ -99,6 +114,7 @@ fn bindings(
              |PREFIXES_MAX|QUEUES|SLOTS|SLOTS_INSIDE)",
         )
         .allowlist_var("AC_(FLOWS|NOW|THEN)")
+        .allowlist_var("GT_UNDECIDED_MAX|HTB_(CGROUP_LEVELS|HAS_CGROUPS|HAS_PORTS|PORT_KEY)")
         .derive_default(true)
         // Its default would need unsafe code.
         .no_default("sm_counts")

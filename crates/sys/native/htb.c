@@ -12,5 +12,4 @@ __u32 native_htb_leaf(__u32 slot)
 }
 
 /* In the order of the test in crates/sys/src/htb/tests.rs. */
-const __u32 native_htb_constants[] = {HTB_MAJOR, HTB_SLOTS, HTB_ROOT_SLOT, HTB_QUEUE_MAJOR,
-				      HTB_CGROUP_LEVELS};
+const __u32 native_htb_constants[] = {HTB_MAJOR, HTB_SLOTS, HTB_ROOT_SLOT, HTB_QUEUE_MAJOR};

@@ -8,7 +8,7 @@ use std::{
     os::fd::{AsFd, AsRawFd},
 };
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 use libbpf_rs::{OpenObject, libbpf_sys};
 use tidegate_core::Rate;
 
@@ -16,37 +16,15 @@ use crate::{
     bpf::{load_skel, open_skel},
     limit::LimitError,
     net::qdisc::Handle,
+    shared::QdiscQuery,
     skel,
 };
 
+/// Where the packets of a limiter wait.
+pub use crate::shared::Backlog;
+
 /// How often the search is made when qdiscs come and go beside it.
 const SEARCHES_MAX: usize = 3;
-
-/// `struct tg_backlog`: where the packets of a limiter wait.
-#[repr(C)]
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-pub struct Backlog {
-    /// The kernel's address of the qdisc; 0: there is none.
-    pub qdisc: u64,
-    /// What the qdisc is called as long as it is the limiter's.
-    pub handle: u32,
-    /// The device that it sends by.
-    pub ifindex: u32,
-    /// What it is emptied at, at most.
-    pub rate_bit_s: u64,
-    /// The kernel's address of the device's queue that it feeds.
-    pub dev_queue: u64,
-}
-
-/// `struct tg_qdisc_query`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-struct Query {
-    ifindex: u32,
-    handle: u32,
-    qdisc: u64,
-    dev_queue: u64,
-}
 
 /// Finds a qdisc with a parent other than the root, by its handle, on a device of the network namespace of
 /// the calling thread.
@@ -60,10 +38,10 @@ pub fn locate(ifindex: u32, handle: Handle, rate: Rate) -> Result<Backlog, Limit
     let object = load_skel(open, "backlog")?;
     let handle = u32::from(handle.major) << 16 | u32::from(handle.minor);
     for _ in 0..SEARCHES_MAX {
-        let mut query = Query { ifindex, handle, qdisc: 0, dev_queue: 0 };
+        let mut query = QdiscQuery { ifindex, handle, qdisc: 0, dev_queue: 0 };
         ask(&object.progs.find_qdisc, "backlog", &mut query)?;
         if query.qdisc != 0 {
-            let Query { qdisc, dev_queue, .. } = query;
+            let QdiscQuery { qdisc, dev_queue, .. } = query;
             let rate_bit_s = rate.bit_s();
             return Ok(Backlog { qdisc, handle, ifindex, rate_bit_s, dev_queue });
         }

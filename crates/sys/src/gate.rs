@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use bytemuck::{Pod, Zeroable, bytes_of};
+use bytemuck::bytes_of;
 use libbpf_rs::{
     ErrorKind, Link, MapCore, MapFlags, MapHandle, OpenObject, RingBuffer, RingBufferBuilder,
 };
@@ -22,11 +22,15 @@ use crate::{
     bpf::{attach, load_skel, lookup_cpus, map_error, open_skel, read},
     cgroup::Cgroup,
     limit::LimitError,
+    shared::{GT_UNDECIDED_MAX, RawCgroupEvent, Undecided},
     skel::{self, gate::GateSkel},
 };
 
+/// What a gate has seen since it was attached.
+pub use crate::shared::GateCounters;
+
 /// Cgroups that are undecided at a time; one beyond them is not held.
-pub const UNDECIDED_MAX: usize = 4096;
+pub const UNDECIDED_MAX: usize = GT_UNDECIDED_MAX as usize;
 /// Events that one call returns at most.
 pub const EVENTS_MAX: usize = 256;
 
@@ -84,44 +88,6 @@ pub struct Events {
     /// Events that were lost since the call before, because the ring was full. Then whoever follows cgroups
     /// must look at all of them again; those that wait for a decision are in [`Gate::undecided`].
     pub lost: u64,
-}
-
-/// `struct gt_event`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-struct RawEvent {
-    id: u64,
-    parent: u64,
-    level: u32,
-    is_removed: u32,
-}
-
-/// `struct gt_cgroup`.
-#[repr(C)]
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-struct Held {
-    parent: u64,
-    /// 0: it is decided, and waits for one above it.
-    until_ns: u64,
-    bytes: u64,
-}
-
-/// What a gate has seen since it was attached; `struct gt_counters`.
-#[repr(C)]
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-pub struct GateCounters {
-    /// Cgroups that were made.
-    pub cgroups: u64,
-    /// Those that were not held, because [`UNDECIDED_MAX`] others were undecided.
-    pub full: u64,
-    /// Events that were lost.
-    pub lost: u64,
-    /// Bytes that passed of undecided cgroups before their deadline, on the wire.
-    pub passed_bytes: u64,
-    /// Packets that did not fit.
-    pub dropped_packets: u64,
-    /// Bytes that passed of undecided cgroups after their deadline.
-    pub late_bytes: u64,
 }
 
 impl GateCounters {
@@ -216,7 +182,7 @@ impl Gate {
     pub fn decide(&mut self, id: u64) -> Result<(), LimitError> {
         let Some(held) = self.held(id)? else { return Ok(()) };
         if self.held(held.parent)?.is_some() {
-            let waiting = Held { until_ns: 0, ..held };
+            let waiting = Undecided { until_ns: 0, ..held };
             let written =
                 self.undecided.update(&id.to_ne_bytes(), bytes_of(&waiting), MapFlags::EXIST);
             self.has_waiting = true;
@@ -250,12 +216,12 @@ impl Gate {
         Ok(sum)
     }
 
-    fn held(&self, id: u64) -> Result<Option<Held>, LimitError> {
+    fn held(&self, id: u64) -> Result<Option<Undecided>, LimitError> {
         let found = self.undecided.lookup(&id.to_ne_bytes(), MapFlags::ANY);
         found.map_err(map_error(UNDECIDED))?.map(|value| read(&value, UNDECIDED)).transpose()
     }
 
-    fn all_held(&self) -> Result<Vec<(u64, Held)>, LimitError> {
+    fn all_held(&self) -> Result<Vec<(u64, Undecided)>, LimitError> {
         let all = self.undecided.lookup_batch(UNDECIDED_MAX as u32, MapFlags::ANY, MapFlags::ANY);
         let all = all.map_err(map_error(UNDECIDED))?;
         all.map(|(id, held)| Ok((read(&id, UNDECIDED)?, read(&held, UNDECIDED)?))).collect()
@@ -270,7 +236,7 @@ impl Gate {
         let mut all = self.all_held()?;
         loop {
             let ids: BTreeSet<u64> = all.iter().map(|(id, _)| *id).collect();
-            let (free, rest) = all.into_iter().partition(|(_, held): &(u64, Held)| {
+            let (free, rest) = all.into_iter().partition(|(_, held): &(u64, Undecided)| {
                 held.until_ns == 0 && !ids.contains(&held.parent)
             });
             all = rest;
@@ -304,8 +270,8 @@ fn load<'a>(
     load_skel(open, PROGRAM)
 }
 
-fn of_raw(event: RawEvent) -> CgroupEvent {
-    let RawEvent { id, parent, level, is_removed } = event;
+fn of_raw(event: RawCgroupEvent) -> CgroupEvent {
+    let RawCgroupEvent { id, parent, level, is_removed } = event;
     let kind = if is_removed == 0 { CgroupEventKind::Made } else { CgroupEventKind::Removed };
     CgroupEvent { id, parent, level, kind }
 }

@@ -56,6 +56,7 @@ mod remains;
 mod root_qdisc;
 pub mod sched;
 pub mod schemes;
+mod shared;
 pub mod store;
 pub mod survey;
 pub mod waiting;

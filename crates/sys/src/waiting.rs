@@ -9,7 +9,7 @@ use std::{
     net::{Ipv6Addr, SocketAddr},
 };
 
-use bytemuck::{Pod, Zeroable, bytes_of};
+use bytemuck::bytes_of;
 use libbpf_rs::{MapCore, MapFlags, OpenObject};
 use tidegate_core::waiting::Flow;
 
@@ -17,22 +17,16 @@ use crate::{
     backlog::{Backlog, ask},
     bpf::{load_skel, map_error, open_skel, read},
     limit::LimitError,
+    shared::{WaitingFlow, WaitingQuery},
     skel,
 };
+
+/// Packets, and their bytes on the wire.
+pub use crate::shared::Count;
 
 /// How often a queue is looked at that changes under the look.
 const LOOKS_MAX: usize = 8;
 const MAP: &str = "waiting";
-
-/// Packets, and their bytes on the wire.
-#[repr(C)]
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-pub struct Count {
-    /// As the stack sees them: one that is yet to be segmented counts once.
-    pub packets: u64,
-    /// With the headers of every segment.
-    pub bytes: u64,
-}
 
 /// What waits in a queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,20 +40,8 @@ pub struct Waiting {
     pub whole: bool,
 }
 
-/// `struct wf_flow`.
-#[repr(C)]
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-struct Key {
-    from: [u8; 16],
-    to: [u8; 16],
-    from_port: [u8; 2],
-    to_port: [u8; 2],
-    protocol: u8,
-    pad: [u8; 3],
-}
-
-impl From<Key> for Flow {
-    fn from(key: Key) -> Flow {
+impl From<WaitingFlow> for Flow {
+    fn from(key: WaitingFlow) -> Flow {
         let end = |ip: [u8; 16], port| {
             SocketAddr::new(Ipv6Addr::from(ip).to_canonical(), u16::from_be_bytes(port))
         };
@@ -71,17 +53,6 @@ impl From<Key> for Flow {
     }
 }
 
-/// `struct wf_query`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-struct Query {
-    at: Backlog,
-    known: u32,
-    torn: u32,
-    all: Count,
-    other: Count,
-}
-
 /// Looks at what waits; `None` if the queue is gone, or of a kind that the kernel does not explain.
 ///
 /// # Errors
@@ -91,12 +62,12 @@ pub fn look(backlog: &Backlog) -> Result<Option<Waiting>, LimitError> {
     let open = open_skel::<skel::waiting::WaitingSkelBuilder>(&mut storage, MAP)?;
     let object = load_skel(open, MAP)?;
     let flows = &object.maps.waiting;
-    let mut query = Query::zeroed();
+    let mut query = WaitingQuery::default();
     for _ in 0..LOOKS_MAX {
         for key in flows.keys().collect::<Vec<_>>() {
             flows.delete(&key).map_err(map_error(MAP))?;
         }
-        query = Query { at: *backlog, ..Query::zeroed() };
+        query = WaitingQuery { at: *backlog, ..WaitingQuery::default() };
         ask(&object.progs.look, MAP, &mut query)?;
         if query.torn == 0 {
             break;
@@ -107,12 +78,12 @@ pub fn look(backlog: &Backlog) -> Result<Option<Waiting>, LimitError> {
     }
     let mut list = Vec::new();
     for key in flows.keys() {
-        let key: Key = read(&key, MAP)?;
+        let key: WaitingFlow = read(&key, MAP)?;
         let count = flows.lookup(bytes_of(&key), MapFlags::ANY).map_err(map_error(MAP))?;
         list.push((Flow::from(key), read(&count.unwrap_or_default(), MAP)?));
     }
     list.sort_by_key(|(flow, count): &(Flow, Count)| (std::cmp::Reverse(count.bytes), *flow));
-    let Query { all, other, torn, .. } = query;
+    let WaitingQuery { all, other, torn, .. } = query;
     Ok(Some(Waiting { all, flows: list, other, whole: torn == 0 }))
 }
 

@@ -25,13 +25,13 @@ use crate::{
 #[repr(C)]
 struct NativeTree {
     ids: *const u64,
-    cgroups: *mut Held,
+    cgroups: *mut Undecided,
     count: u64,
 }
 
 unsafe extern "C" {
     fn native_gt_packet(tree: *mut NativeTree, id: u64, now_ns: u64, bytes: u32) -> u32;
-    fn native_gt_take(held: *mut Held, bytes: u32) -> i32;
+    fn native_gt_take(held: *mut Undecided, bytes: u32) -> i32;
 }
 
 fn verdict(native: u32) -> Verdict {
@@ -44,10 +44,10 @@ fn verdict(native: u32) -> Verdict {
     }
 }
 
-impl From<model::Cgroup> for Held {
-    fn from(cgroup: model::Cgroup) -> Held {
+impl From<model::Cgroup> for Undecided {
+    fn from(cgroup: model::Cgroup) -> Undecided {
         let model::Cgroup { parent, until, bytes } = cgroup;
-        Held { parent, until_ns: until.0, bytes }
+        Undecided { parent, until_ns: until.0, bytes }
     }
 }
 
@@ -79,7 +79,7 @@ proptest! {
             }
         }
         let ids: Vec<u64> = undecided.keys().copied().collect();
-        let mut held: Vec<Held> = undecided.values().map(|cgroup| (*cgroup).into()).collect();
+        let mut held: Vec<Undecided> = undecided.values().map(|cgroup| (*cgroup).into()).collect();
         let mut tree = NativeTree {
             ids: ids.as_ptr(), cgroups: held.as_mut_ptr(), count: ids.len() as u64,
         };
@@ -88,7 +88,7 @@ proptest! {
             let got = unsafe { native_gt_packet(&raw mut tree, id, now, bytes) };
             prop_assert_eq!(verdict(got), model::judge(&mut undecided, id, Nanos(now), bytes));
         }
-        let expected: Vec<Held> = undecided.values().map(|cgroup| (*cgroup).into()).collect();
+        let expected: Vec<Undecided> = undecided.values().map(|cgroup| (*cgroup).into()).collect();
         prop_assert_eq!(held, expected);
     }
 }
@@ -98,14 +98,14 @@ proptest! {
 fn racing_cpus_never_take_more_than_there_is() {
     const THREADS: u32 = 4;
     for bytes in [100, 1514, 9000] {
-        let mut held = Held::default();
+        let mut held = Undecided::default();
         let shared = &raw mut held as usize;
         let taken = AtomicU64::new(0);
         let race = |number: u32| {
             let bytes = bytes + number;
             for _ in 0..2000 {
                 // SAFETY: `held` outlives the threads, and is only changed by atomic instructions.
-                if unsafe { native_gt_take(shared as *mut Held, bytes) } != 0 {
+                if unsafe { native_gt_take(shared as *mut Undecided, bytes) } != 0 {
                     taken.fetch_add(bytes.into(), Ordering::Relaxed);
                 }
             }
@@ -126,8 +126,8 @@ fn racing_cpus_never_take_more_than_there_is() {
 struct Row {
     what: &'static str,
     /// The cgroup of the packet, and one above it, if they are held.
-    own: Option<Held>,
-    above: Option<Held>,
+    own: Option<Undecided>,
+    above: Option<Undecided>,
     ingress: bool,
     loopback: bool,
     dead: bool,
@@ -145,11 +145,11 @@ struct Row {
 const ABOVE: u64 = u64::MAX - 1;
 const WIRE: u64 = 1000 + 14;
 
-const fn held(until_ns: u64, bytes: u64) -> Option<Held> {
-    Some(Held { parent: ABOVE, until_ns, bytes })
+const fn held(until_ns: u64, bytes: u64) -> Option<Undecided> {
+    Some(Undecided { parent: ABOVE, until_ns, bytes })
 }
 
-fn row(what: &'static str, own: Option<Held>, returns: u32) -> Row {
+fn row(what: &'static str, own: Option<Undecided>, returns: u32) -> Row {
     Row {
         what,
         own,
@@ -171,8 +171,8 @@ fn table() -> Vec<Row> {
     let drop = |row: Row| Row { counted: [0, 1, 0], ..row };
     let late = |row: Row| Row { counted: [0, 0, WIRE], ..row };
     let inward = |row: Row| Row { ingress: true, ..row };
-    let below = |row: Row, above: Option<Held>| Row {
-        above: above.map(|held| Held { parent: 0, ..held }),
+    let below = |row: Row, above: Option<Undecided>| Row {
+        above: above.map(|held| Undecided { parent: 0, ..held }),
         ..row
     };
     let both = |row: Row| Row { taken: [WIRE, WIRE], ..row };
@@ -265,7 +265,7 @@ fn follow_the_table(device: u32) {
     let object = load(&mut storage, 0, LONG).unwrap();
     let (own, above, zero) = (own_id(), ABOVE.to_ne_bytes(), 0u32.to_ne_bytes());
     let maps = &object.maps;
-    let put = |id: &[u8; 8], held: Option<Held>| {
+    let put = |id: &[u8; 8], held: Option<Undecided>| {
         let _ = maps.undecided.delete(id);
         if let Some(held) = held {
             maps.undecided.update(id, bytes_of(&held), MapFlags::ANY).unwrap();
@@ -273,7 +273,7 @@ fn follow_the_table(device: u32) {
     };
     let bytes = |id: &[u8; 8]| {
         let value = maps.undecided.lookup(id, MapFlags::ANY).unwrap();
-        value.map_or(0, |value| read::<Held>(&value, UNDECIDED).unwrap().bytes)
+        value.map_or(0, |value| read::<Undecided>(&value, UNDECIDED).unwrap().bytes)
     };
     let counted = || {
         let mut sum = GateCounters::default();
@@ -318,13 +318,13 @@ fn measure(device: u32) {
     println!("an empty program: {:?}", least(empty_program().unwrap().as_fd(), &decided));
     println!("decided, no other undecided: {:?}", least(gate, &decided));
     println!("loopback: {:?}", least(gate, &Row { loopback: true, ..row("", None, 1) }));
-    let other = Held { until_ns: u64::MAX, ..Held::default() };
+    let other = Undecided { until_ns: u64::MAX, ..Undecided::default() };
     for number in 1..UNDECIDED_MAX as u64 {
         let id = u64::MAX - number;
         undecided.update(&id.to_ne_bytes(), bytes_of(&other), MapFlags::ANY).unwrap();
     }
     println!("decided, {} others undecided: {:?}", UNDECIDED_MAX - 1, least(gate, &decided));
-    let late = Held { until_ns: 1, ..Held::default() };
+    let late = Undecided { until_ns: 1, ..Undecided::default() };
     undecided.update(&own_id(), bytes_of(&late), MapFlags::ANY).unwrap();
     println!("late: {:?}", least(gate, &decided));
 }

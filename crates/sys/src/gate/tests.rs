@@ -149,7 +149,7 @@ fn root_a_cgroup_that_finds_the_map_full_is_reported_and_not_held() {
         return;
     }
     let (mut nest, mut gate) = gated("gate-full", LONG);
-    let other = Held { until_ns: u64::MAX, ..Held::default() };
+    let other = Undecided { until_ns: u64::MAX, ..Undecided::default() };
     // Ids that no cgroup has.
     let ids: Vec<u64> = (1..=UNDECIDED_MAX as u64).map(|number| u64::MAX - number).collect();
     for id in &ids {

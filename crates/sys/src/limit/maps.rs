@@ -81,7 +81,7 @@ impl LimitMaps {
         self.limit_at(boottime())
     }
 
-    /// What a user would write for it, as it is in force: for one that nobody has pinned, whose maps alone say
+    /// What a user would write for it, as it is in force: for one that nobody has pinned. Only its maps say
     /// what was asked.
     ///
     /// # Errors

@@ -34,7 +34,7 @@ impl intf::Entry {
         self.police[i] = from.police[i];
     }
 
-    /// The same with another rate, and with the thresholds that follow from it and from what was asked; `None`
+    /// The same with another rate, and the thresholds that follow from it and from what was asked. `None`
     /// if the direction is free.
     fn at_rate(
         &self,

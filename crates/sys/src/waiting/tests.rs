@@ -15,14 +15,14 @@ use crate::{
 };
 
 unsafe extern "C" {
-    fn native_wf_read(bytes: *const u8, length: u32, flow: *mut Key) -> i32;
+    fn native_wf_read(bytes: *const u8, length: u32, flow: *mut WaitingFlow) -> i32;
 }
 
 /// What the header says of so many bytes.
 fn native(packet: &[u8]) -> Option<Flow> {
     let mut bytes = [0; HEADER_BYTES];
     bytes[..packet.len()].copy_from_slice(packet);
-    let mut key = Key::default();
+    let mut key = WaitingFlow::default();
     // SAFETY: the header reads HEADER_BYTES at most, and writes one key.
     let ret = unsafe { native_wf_read(bytes.as_ptr(), packet.len() as u32, &raw mut key) };
     (ret == 0).then(|| key.into())

@@ -5,7 +5,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use bytemuck::{Pod, Zeroable};
 use libbpf_rs::MapHandle;
 use tidegate_core::{
     Bytes, Direction, Nanos, Rate, Scheme, flow_count,
@@ -15,7 +14,7 @@ use tidegate_core::{
 
 use super::{
     ROOT, SLOT,
-    slot::{MARKED_PIN, SLOTS_PIN, Slot, device_of},
+    slot::{MARKED_PIN, SLOTS_PIN, device_of},
     tree,
 };
 use crate::{
@@ -25,6 +24,7 @@ use crate::{
     limit::{Handle, LimitError, Reading, settings::Settings},
     net::Netlink,
     schemes::acks::{self, AcksMaps},
+    shared::{HtbMarked, HtbSlot},
     waiting::{self, Waiting},
 };
 
@@ -36,14 +36,6 @@ const DROP_FULL: usize = 3;
 
 /// After so long without an ACK nobody counts as sending.
 const SILENT: Nanos = Nanos(2 * flow_count::MAX_PERIOD.0);
-
-/// `struct htb_marked`.
-#[repr(C)]
-#[derive(Debug, Default, Clone, Copy, Pod, Zeroable)]
-struct Marked {
-    packets: u64,
-    bytes: u64,
-}
 
 /// A queue with the share that windows give its flows.
 fn with_windows(queue: intf::Queue, state: &acks::intf::State) -> intf::Queue {
@@ -111,7 +103,7 @@ impl LimitClass {
         })
     }
 
-    fn slot_of(&self, direction: Direction) -> Option<Slot> {
+    fn slot_of(&self, direction: Direction) -> Option<HtbSlot> {
         let slots = MapHandle::from_pinned_path(self.dir.join(SLOTS_PIN)).ok()?;
         lookup(&slots, SLOTS_PIN, self.place(direction)).ok()
     }
@@ -161,11 +153,11 @@ impl LimitClass {
         Ok(reading)
     }
 
-    fn marked(&self, direction: Direction) -> Result<Marked, LimitError> {
+    fn marked(&self, direction: Direction) -> Result<HtbMarked, LimitError> {
         let map = MapHandle::from_pinned_path(self.dir.join(MARKED_PIN))
             .map_err(map_error(MARKED_PIN))?;
-        let mut sum = Marked::default();
-        for cpu in lookup_cpus::<Marked>(&map, MARKED_PIN, self.place(direction))? {
+        let mut sum = HtbMarked::default();
+        for cpu in lookup_cpus::<HtbMarked>(&map, MARKED_PIN, self.place(direction))? {
             sum.packets += cpu.packets;
             sum.bytes += cpu.bytes;
         }

@@ -25,7 +25,7 @@ use tidegate_core::{
 
 use limit_class::LimitClass;
 pub(crate) use slot::{MARKED_PIN, SLOTS_PIN};
-use slot::{Slot, device_of, ifb_name};
+use slot::{device_of, ifb_name};
 
 use crate::{
     backlog::Backlog,
@@ -36,16 +36,14 @@ use crate::{
     net::Netlink,
     root_qdisc::{self, Undo},
     schemes::{LINKS, Pinning, Scheme, Successor, acks, successors},
+    shared::{
+        HTB_CGROUP_LEVELS as CGROUP_LEVELS, HTB_HAS_CGROUPS as HAS_CGROUPS,
+        HTB_HAS_PORTS as HAS_PORTS, HTB_PORT_KEY, HtbSlot,
+    },
     skel::{self, htb::OpenHtbSkel},
 };
 
-/// `HTB_HAS_CGROUPS` and `HTB_HAS_PORTS`.
-const HAS_CGROUPS: u32 = 1 << 0;
-const HAS_PORTS: u32 = 1 << 1;
-/// `HTB_PORT_KEY`.
-const PORT_KEY: u64 = 1 << 63;
-/// `HTB_CGROUP_LEVELS`.
-const CGROUP_LEVELS: u32 = 16;
+const PORT_KEY: u64 = HTB_PORT_KEY.cast_unsigned();
 /// A packet has 16 bits for the index of its port.
 const PORT_IFINDEX_MAX: u32 = u16::MAX as u32;
 /// What the stack builds at most, where a device does not say.
@@ -267,7 +265,7 @@ pub(crate) fn sync(
         let branches = branches(leaves, direction, segment);
         let place = |slot: u16| intf::index(direction) as u32 * u32::from(SLOTS) + u32::from(slot);
         let known = |slot| {
-            let known: Slot = lookup(slots, SLOTS_PIN, place(slot)).ok()?;
+            let known: HtbSlot = lookup(slots, SLOTS_PIN, place(slot)).ok()?;
             (known.backlog.ifindex == ifindex).then_some(known.backlog)
         };
         let backlogs = tree::sync(&mut netlink, ifindex, &branches, kept, known)?;
@@ -275,7 +273,7 @@ pub(crate) fn sync(
             let mark =
                 branch.mark.map_or(0, |mark| u32::try_from(mark.0).unwrap_or(u32::MAX).max(1));
             let flags = if branch.slot == ROOT_SLOT { flags } else { 0 };
-            let slot = Slot { mark_bytes: mark, flags, backlog };
+            let slot = HtbSlot { mark_bytes: mark, flags, backlog };
             slots
                 .update(&place(branch.slot).to_ne_bytes(), bytemuck::bytes_of(&slot), MapFlags::ANY)
                 .map_err(map_error(SLOTS_PIN))?;
@@ -331,7 +329,7 @@ fn branches(leaves: &[Leaf], direction: Direction, segment: Bytes) -> Vec<Branch
 /// Where the packets of a limit on a device wait.
 pub(crate) fn backlog_of(slots: &MapHandle, direction: Direction) -> Result<Backlog, LimitError> {
     let place = intf::index(direction) as u32 * u32::from(SLOTS) + u32::from(ROOT_SLOT);
-    let slot: Slot = lookup(slots, SLOTS_PIN, place)?;
+    let slot: HtbSlot = lookup(slots, SLOTS_PIN, place)?;
     Ok(slot.backlog)
 }
 

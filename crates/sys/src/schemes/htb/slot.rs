@@ -1,10 +1,8 @@
 //! What a limit of a tree has in the kernel: its slot, and the device on which it is.
 
-use bytemuck::{Pod, Zeroable};
 use tidegate_core::Direction;
 
 use crate::{
-    backlog::Backlog,
     intf,
     net::{NetError, Netlink},
 };
@@ -12,16 +10,6 @@ use crate::{
 /// The pins of maps of a root that its limits read, beside those of every limit.
 pub(crate) const SLOTS_PIN: &str = "slots";
 pub(crate) const MARKED_PIN: &str = "marked";
-
-/// `struct htb_slot`.
-#[repr(C)]
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
-pub(super) struct Slot {
-    /// Packets are marked beyond it; 0: never.
-    pub(super) mark_bytes: u32,
-    pub(super) flags: u32,
-    pub(super) backlog: Backlog,
-}
 
 /// The ifb device of a device.
 pub(super) fn ifb_name(ifindex: u32) -> String {

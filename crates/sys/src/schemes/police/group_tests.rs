@@ -234,6 +234,10 @@ fn root_group_a_rate_is_the_buckets() {
     assert!(set("8kbit").unwrap());
     let bucket = maps.limit().unwrap().police[0].committed;
     assert_eq!((bucket.rate, bucket.fill_ns), (8_000, MAX_SPAN.0));
+    // It has it again at a higher one.
+    assert!(set("50mbit").unwrap());
+    let burst = maps.limit().unwrap().police[0].committed.burst;
+    assert_eq!(burst, limit.police[0].committed.burst);
     assert_eq!(maps.drop_probability(Direction::Egress).unwrap(), 0.5);
 }
 
