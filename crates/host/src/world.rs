@@ -21,6 +21,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use glob::{MatchOptions, Pattern};
 use serde::{Deserialize, Serialize};
 use tidegate_core::{
     Scope,
@@ -109,16 +110,16 @@ impl World {
         let Selector { kind, value } = selector;
         let mut found: Vec<_> = match kind {
             SelectorKind::Cgroup => {
-                let pattern = value.trim_matches('/');
-                let matching = self.cgroups.keys().filter(|path| glob(pattern, path));
+                let is_it = glob(value.trim_matches('/'));
+                let matching = self.cgroups.keys().filter(|path| is_it(path));
                 matching.map(|path| named(path)).collect()
             }
             SelectorKind::Unit | SelectorKind::Slice => {
                 // Of a thousand limits each looks at all cgroups.
-                let is_pattern = is_pattern(value);
+                let pattern = is_pattern(value).then(|| glob(value));
                 let is_it = |path: &&String| {
                     let name = path.rsplit('/').next().unwrap_or_default();
-                    (if is_pattern { glob(value, name) } else { value == name }) && is_unit(path)
+                    pattern.as_ref().map_or(value == name, |is_it| is_it(name)) && is_unit(path)
                 };
                 self.cgroups.keys().filter(is_it).map(|path| named(path)).collect()
             }
@@ -128,7 +129,10 @@ impl World {
                 let path = path.filter(|path| self.cgroups.contains_key(path));
                 path.map(|cgroup| Match { name: value.clone(), cgroup }).into_iter().collect()
             }
-            SelectorKind::Container => self.containers(|container| glob(value, &container.name)),
+            SelectorKind::Container => {
+                let is_it = glob(value);
+                self.containers(|container| is_it(&container.name))
+            }
             SelectorKind::Labels => self
                 .containers(|c| value.split(',').all(|label| has_label(&c.labels, label.trim()))),
             SelectorKind::Exe => self.programs(value)?,
@@ -159,8 +163,9 @@ impl World {
     /// The processes that a selector of kind `Exe` matches.
     pub fn matching<'a>(&'a self, value: &'a str) -> impl Iterator<Item = &'a Program> {
         let (exe, args) = value.split_once(' ').map_or((value, None), |(e, a)| (e, Some(a)));
+        let (is_exe, are_args) = (glob(exe), args.map(|args| matches(args, false)));
         let is_it = move |program: &&Program| {
-            glob(exe, &program.exe) && args.is_none_or(|args| matches(args, &program.args, true))
+            is_exe(&program.exe) && are_args.as_ref().is_none_or(|are| are(&program.args))
         };
         self.programs.iter().filter(is_it)
     }
@@ -274,71 +279,26 @@ fn is_pattern(text: &str) -> bool {
     text.contains(['*', '?', '['])
 }
 
-/// Whether a pattern is all of a text: `*` is any letters but `/`, `?` one, `[...]` one of some.
-#[must_use]
-pub fn glob(pattern: &str, text: &str) -> bool {
-    matches(pattern, text, false)
+/// Whether a text is all that a pattern says, as in a shell: `*` is any letters but `/`, `?` one, `[...]` one
+/// of some. What is no pattern, such as `[`, is itself.
+pub fn glob(pattern: &str) -> impl Fn(&str) -> bool {
+    matches(pattern, true)
 }
 
-/// The same; `slashes`: `*` and `?` are also `/`. O(pattern × text).
-fn matches(pattern: &str, text: &str, slashes: bool) -> bool {
-    let (pattern, text): (Vec<_>, Vec<_>) = (pattern.chars().collect(), text.chars().collect());
-    let any = |letter: char| slashes || letter != '/';
-    let (mut p, mut t) = (0, 0);
-    // Where the last `*` is, and up to where it was taken for the text.
-    let mut star: Option<(usize, usize)> = None;
-    loop {
-        if p < pattern.len() && pattern[p] == '*' {
-            star = Some((p, t));
-            p += 1;
-            continue;
-        }
-        if t == text.len() && p == pattern.len() {
-            return true;
-        }
-        if t < text.len()
-            && let Some(next) = one(&pattern, p, text[t], any(text[t]))
-        {
-            (p, t) = (next, t + 1);
-            continue;
-        }
-        match star {
-            Some((at, taken)) if taken < text.len() && any(text[taken]) => {
-                star = Some((at, taken + 1));
-                (p, t) = (at + 1, taken + 1);
-            }
-            _ => return false,
+/// The same; unless `literal_slashes`, `*` and `?` are also `/`.
+fn matches(text: &str, literal_slashes: bool) -> impl Fn(&str) -> bool {
+    // To the library `**` is any number of directories.
+    let mut single = String::new();
+    for letter in text.chars() {
+        if letter != '*' || !single.ends_with('*') {
+            single.push(letter);
         }
     }
-}
-
-/// Where the pattern goes on after one letter of the text; `None` if that does not match.
-fn one(pattern: &[char], at: usize, letter: char, any: bool) -> Option<usize> {
-    match pattern.get(at)? {
-        '?' => any.then_some(at + 1),
-        '[' => {
-            let end = pattern.iter().skip(at + 2).position(|c| *c == ']').map(|end| at + 2 + end);
-            let Some(end) = end else { return (letter == '[').then_some(at + 1) };
-            let (not, from) = match pattern[at + 1] {
-                '!' => (true, at + 2),
-                _ => (false, at + 1),
-            };
-            let set = &pattern[from..end];
-            let mut has = false;
-            let mut i = 0;
-            while i < set.len() {
-                if i + 2 < set.len() && set[i + 1] == '-' {
-                    has |= (set[i]..=set[i + 2]).contains(&letter);
-                    i += 3;
-                } else {
-                    has |= set[i] == letter;
-                    i += 1;
-                }
-            }
-            (has != not && any).then_some(end + 1)
-        }
-        other => (*other == letter).then_some(at + 1),
-    }
+    let literal = || Pattern::new(&Pattern::escape(text)).unwrap_or_default();
+    let pattern = Pattern::new(&single).unwrap_or_else(|_| literal());
+    let options =
+        MatchOptions { require_literal_separator: literal_slashes, ..MatchOptions::new() };
+    move |text| pattern.matches_with(text, options)
 }
 
 #[cfg(test)]

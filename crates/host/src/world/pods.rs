@@ -51,7 +51,7 @@ impl World {
 
 fn matches(selector: &str, pod: &Pod) -> bool {
     let mut parts = selector.splitn(3, '/');
-    let mut is_part = |text: &str| parts.next().is_none_or(|pattern| glob(pattern, text));
+    let mut is_part = |text: &str| parts.next().is_none_or(|pattern| glob(pattern)(text));
     if !is_part(&pod.namespace) || !is_part(&pod.name) {
         return false;
     }
