@@ -114,10 +114,19 @@ impl Server {
     /// Does what is to be done; at most one change of the host's limits, and whether there was one.
     fn turn(&mut self) -> bool {
         self.accept();
-        for at in 0..self.clients.len() {
-            let client = &mut self.clients[at];
+        let now = Instant::now();
+        let mut at = 0;
+        while let Some(client) = self.clients.get_mut(at) {
             let request = match receive::<Request>(&client.socket, REQUEST_MAX) {
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
+                // It is late only now: what has come while this was busy counts.
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    if client.limit.is_none() && client.since + HELLO <= now {
+                        self.clients.swap_remove(at);
+                    } else {
+                        at += 1;
+                    }
+                    continue;
+                }
                 request => request,
             };
             let answer = match (request, &client.limit) {
@@ -150,9 +159,6 @@ impl Server {
             }
             return true;
         }
-        // Not before: what has come while this was busy counts.
-        let now = Instant::now();
-        self.clients.retain(|client| client.limit.is_some() || client.since + HELLO > now);
         self.sweep(now)
     }
 

@@ -175,7 +175,7 @@ pub static SCHEMES: [SchemeInfo; 9] = [
     SchemeInfo {
         scheme: Scheme::Police,
         name: "police",
-        about: "a token bucket drops, marks or colours what finds no tokens",
+        about: "a token bucket drops, marks or recolours the packets beyond it",
         scopes: "cgroups, devices, ports",
         page: "police.md",
         cgroups: BOTH,

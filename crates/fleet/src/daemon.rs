@@ -487,9 +487,7 @@ impl<F: FnMut(&Event)> Daemon<F> {
         if let Some((field, _)) = fixed.iter().find(|(_, same)| !same) {
             return Err(format!("[fleet] {field} is another: restart the daemon for that"));
         }
-        let same = (&is.peers, &is.dns, &is.redis, &is.etcd)
-            == (&fleet.peers, &fleet.dns, &fleet.redis, &fleet.etcd);
-        let sources = (!same).then(|| Source::of(&fleet));
+        let sources = Some(Source::of(&fleet)).filter(|sources| *sources != Source::of(is));
         let changed = self.node.reconfigure(now(), fleet, &groups, &own, keys);
         let mut changes = changed.map_err(|e| e.to_string())?;
         if let Some(sources) = sources {

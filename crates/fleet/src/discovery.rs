@@ -64,7 +64,7 @@ pub struct Entry {
 }
 
 /// Where peers are found.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// Names or addresses of the file.
     Peers(Vec<String>),
@@ -152,7 +152,9 @@ impl Source {
                 }
                 Source::Dns(name) => Ok(resolve(name).await?.into()),
                 Source::Redis(registry) => redis::look(registry, own).await.map(Found::from),
-                Source::Etcd(registry) => etcd::look(registry, own).await.map(Found::from),
+                Source::Etcd(registry) => {
+                    etcd::look(&registry.connector().await?, own).await.map(Found::from)
+                }
             }
         };
         time::timeout(PATIENCE, look).await.unwrap_or(Err(SourceError::Late))
@@ -167,7 +169,7 @@ impl Source {
             match self {
                 Source::Peers(_) | Source::Dns(_) => Ok(()),
                 Source::Redis(registry) => redis::withdraw(registry, own).await,
-                Source::Etcd(registry) => etcd::withdraw(registry, own).await,
+                Source::Etcd(registry) => etcd::withdraw(&registry.connector().await?, own).await,
             }
         };
         time::timeout(PATIENCE / 5, withdraw).await.unwrap_or(Err(SourceError::Late))

@@ -66,7 +66,7 @@ pub struct FleetSpec {
     pub line: usize,
 }
 
-/// Files in PEM for connections over TLS, read at each connection, so that they may be renewed.
+/// Files in PEM for registries over TLS. They are read each time one is asked, so that they may be renewed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsFiles {
     /// Certificates of who may sign that of the other side; none: those that the host trusts.

@@ -21,7 +21,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use glob::{MatchOptions, Pattern};
+use glob::Pattern;
 use serde::{Deserialize, Serialize};
 use tidegate_core::{
     Scope,
@@ -163,9 +163,9 @@ impl World {
     /// The processes that a selector of kind `Exe` matches.
     pub fn matching<'a>(&'a self, value: &'a str) -> impl Iterator<Item = &'a Program> {
         let (exe, args) = value.split_once(' ').map_or((value, None), |(e, a)| (e, Some(a)));
-        let (is_exe, are_args) = (glob(exe), args.map(|args| matches(args, false)));
+        let (is_exe, are_args) = (glob(exe), args.map(any_of));
         let is_it = move |program: &&Program| {
-            is_exe(&program.exe) && are_args.as_ref().is_none_or(|are| are(&program.args))
+            is_exe(&program.exe) && are_args.as_ref().is_none_or(|are| are.matches(&program.args))
         };
         self.programs.iter().filter(is_it)
     }
@@ -280,25 +280,37 @@ fn is_pattern(text: &str) -> bool {
 }
 
 /// Whether a text is all that a pattern says, as in a shell: `*` is any letters but `/`, `?` one, `[...]` one
-/// of some. What is no pattern, such as `[`, is itself.
+/// of some. O(pattern x text).
 pub fn glob(pattern: &str) -> impl Fn(&str) -> bool {
-    matches(pattern, true)
+    // What is between slashes alone: a search goes no further back.
+    let parts: Vec<_> = pattern.split('/').map(any_of).collect();
+    move |text| {
+        let mut texts = text.split('/');
+        parts.iter().all(|part| texts.next().is_some_and(|text| part.matches(text)))
+            && texts.next().is_none()
+    }
 }
 
-/// The same; unless `literal_slashes`, `*` and `?` are also `/`.
-fn matches(text: &str, literal_slashes: bool) -> impl Fn(&str) -> bool {
+/// The same, where a slash is a letter as others are.
+fn any_of(text: &str) -> Pattern {
+    let mut pattern = String::new();
     // To the library `**` is any number of directories.
-    let mut single = String::new();
     for letter in text.chars() {
-        if letter != '*' || !single.ends_with('*') {
-            single.push(letter);
+        if letter != '*' || !pattern.ends_with('*') {
+            pattern.push(letter);
         }
     }
-    let literal = || Pattern::new(&Pattern::escape(text)).unwrap_or_default();
-    let pattern = Pattern::new(&single).unwrap_or_else(|_| literal());
-    let options =
-        MatchOptions { require_literal_separator: literal_slashes, ..MatchOptions::new() };
-    move |text| pattern.matches_with(text, options)
+    loop {
+        let error = match Pattern::new(&pattern) {
+            Ok(pattern) => return pattern,
+            Err(error) => error,
+        };
+        // A `[` that nothing closes is itself.
+        match pattern.char_indices().nth(error.pos) {
+            Some((at, '[')) => pattern.replace_range(at..=at, "[[]"),
+            _ => pattern = Pattern::escape(text),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -581,7 +581,7 @@ impl Store {
         };
         let mut attached = attached.map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{name}"));
-        let done = pin(&mut attached, &building).and_then(|()| {
+        let done = pin(&mut attached, options, &building).and_then(|()| {
             let (mark, target) = match &cgroup {
                 Some(cgroup) => (CGROUP, hierarchy.remembered(cgroup)),
                 None if matches!(scope, Scope::Port(_)) => (PORT, scope.name().into()),
@@ -598,7 +598,7 @@ impl Store {
             if let Some(cgroup) = &cgroup {
                 attached.maps.adopt(hierarchy, cgroup, Adopt::Take).map_err(refused())?;
             }
-            self.publish(&building, name, options)
+            self.publish(&building, name)
         });
         if done.is_err() {
             let _ = remove_pins(&building);

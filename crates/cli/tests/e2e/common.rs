@@ -265,7 +265,8 @@ impl Drop for Place {
 /// Copies a program to execute it there. Another process writes the copy: a file that is open for writing
 /// cannot be executed, and a child that another test just starts has all that this process has open.
 pub fn copy_program(from: impl AsRef<Path>, to: &Path) {
-    let copied = Command::new("cp").arg(from.as_ref()).arg(to).status().unwrap();
+    let copied =
+        Command::new("cp").arg("--preserve=mode").arg(from.as_ref()).arg(to).status().unwrap();
     assert!(copied.success(), "{copied}");
 }
 

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use super::{
     ENTRIES_MAX, ENTRY_LASTS, Entry, PATIENCE, SourceError,
     http::{Asked, ask},
-    registry::Registry,
+    registry::Connector,
 };
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use hyper::Method;
@@ -16,13 +16,13 @@ use tidegate_host::fleet::url::Url;
 const PROTOCOL: SourceError = SourceError::Protocol("an etcd of version 3.4 or newer");
 
 async fn call(
-    registry: &Registry,
+    etcd: &Connector<'_>,
     token: Option<&str>,
     path: &str,
     body: Value,
 ) -> Result<Value, SourceError> {
-    let stream = registry.connect().await?;
-    let (host, body) = (registry.url.to_string(), body.to_string());
+    let stream = etcd.connect().await?;
+    let (host, body) = (etcd.url.to_string(), body.to_string());
     let asked = Asked { method: Method::POST, host: &host, path, token, body };
     let (status, body) = ask(stream, &asked, PATIENCE).await?;
     let answer: Value = serde_json::from_slice(&body).map_err(|_| PROTOCOL)?;
@@ -33,12 +33,12 @@ async fn call(
     Err(SourceError::Refused(why.map_or_else(|| status.to_string(), str::to_owned)))
 }
 
-async fn token(registry: &Registry) -> Result<Option<String>, SourceError> {
-    let Url { user: Some(user), password: Some(password), .. } = &registry.url else {
+async fn token(etcd: &Connector<'_>) -> Result<Option<String>, SourceError> {
+    let Url { user: Some(user), password: Some(password), .. } = &etcd.url else {
         return Ok(None);
     };
     let body = json!({ "name": user, "password": password });
-    let answer = call(registry, None, "/v3/auth/authenticate", body).await?;
+    let answer = call(etcd, None, "/v3/auth/authenticate", body).await?;
     answer["token"].as_str().map(|token| Some(token.to_owned())).ok_or(PROTOCOL)
 }
 
@@ -54,16 +54,16 @@ fn key(own: &Entry) -> String {
 ///
 /// # Errors
 /// [`SourceError`].
-pub async fn look(registry: &Registry, own: &Entry) -> Result<Vec<SocketAddr>, SourceError> {
-    let token = token(registry).await?;
+pub async fn look(etcd: &Connector<'_>, own: &Entry) -> Result<Vec<SocketAddr>, SourceError> {
+    let token = token(etcd).await?;
     let token = token.as_deref();
     // A lease for each entry: the one before ends by itself, and nothing is to be remembered.
     let grant = json!({ "TTL": ENTRY_LASTS.as_secs() });
-    let lease = call(registry, token, "/v3/lease/grant", grant).await?;
+    let lease = call(etcd, token, "/v3/lease/grant", grant).await?;
     let lease = lease["ID"].as_str().ok_or(PROTOCOL)?.to_owned();
     let value = BASE64_STANDARD.encode(own.addr.to_string());
     let put = json!({ "key": key(own), "value": value, "lease": lease });
-    call(registry, token, "/v3/kv/put", put).await?;
+    call(etcd, token, "/v3/kv/put", put).await?;
     let from = prefix(own);
     // The slash and what follows it in the alphabet: all that begins with the prefix.
     let end = format!("{}0", &from[..from.len() - 1]);
@@ -72,7 +72,7 @@ pub async fn look(registry: &Registry, own: &Entry) -> Result<Vec<SocketAddr>, S
         "range_end": BASE64_STANDARD.encode(&end),
         "limit": ENTRIES_MAX,
     });
-    let found = call(registry, token, "/v3/kv/range", range).await?;
+    let found = call(etcd, token, "/v3/kv/range", range).await?;
     let addr = |kv: &Value| {
         let bytes = BASE64_STANDARD.decode(kv["value"].as_str()?).ok()?;
         String::from_utf8(bytes).ok()?.parse().ok()
@@ -84,8 +84,8 @@ pub async fn look(registry: &Registry, own: &Entry) -> Result<Vec<SocketAddr>, S
 ///
 /// # Errors
 /// [`SourceError`].
-pub async fn withdraw(registry: &Registry, own: &Entry) -> Result<(), SourceError> {
-    let token = token(registry).await?;
+pub async fn withdraw(etcd: &Connector<'_>, own: &Entry) -> Result<(), SourceError> {
+    let token = token(etcd).await?;
     let delete = json!({ "key": key(own) });
-    call(registry, token.as_deref(), "/v3/kv/deleterange", delete).await.map(drop)
+    call(etcd, token.as_deref(), "/v3/kv/deleterange", delete).await.map(drop)
 }

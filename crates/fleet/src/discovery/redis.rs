@@ -89,7 +89,8 @@ async fn answer(
 
 impl Connection {
     async fn open(registry: &Registry) -> Result<Connection, SourceError> {
-        let mut connection = Connection { stream: BufReader::new(registry.connect().await?) };
+        let mut connection =
+            Connection { stream: BufReader::new(registry.connector().await?.connect().await?) };
         let url = &registry.url;
         if let Some(password) = &url.password {
             let mut words = vec!["AUTH"];

@@ -7,6 +7,7 @@ use std::{
     sync::Arc,
 };
 
+use rustix::fs::{Mode, OFlags};
 use rustls::{
     ClientConfig, RootCertStore,
     crypto::ring,
@@ -25,11 +26,17 @@ use super::SourceError;
 /// The largest file that is read. All authorities that a host trusts take a quarter of it.
 const FILE_MAX_BYTES: u64 = 1 << 20;
 
-/// Where a registry is, and what a connection to it needs.
-#[derive(Debug, Clone)]
+/// Where a registry is, and what connections to it need.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registry {
     pub url: Url,
     pub tls: TlsFiles,
+}
+
+/// Makes connections to a registry, with its files as they were when this was made.
+pub struct Connector<'a> {
+    pub url: &'a Url,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
 }
 
 /// A connection, encrypted or not.
@@ -38,22 +45,35 @@ pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 impl Registry {
+    /// Reads its files, if there are any.
+    ///
+    /// # Errors
+    /// [`SourceError::Tls`].
+    pub async fn connector(&self) -> Result<Connector<'_>, SourceError> {
+        let (url, files) = (&self.url, self.tls.clone());
+        if !url.tls {
+            return Ok(Connector { url, tls: None });
+        }
+        let name = ServerName::try_from(url.host.clone()).map_err(|_| {
+            SourceError::Tls(format!("`{}` can be no name in a certificate", url.host))
+        })?;
+        let config =
+            task::spawn_blocking(move || client(&files)).await.map_err(io::Error::other)?;
+        Ok(Connector { url, tls: Some((TlsConnector::from(Arc::new(config?)), name)) })
+    }
+}
+
+impl Connector<'_> {
     /// Opens a connection.
     ///
     /// # Errors
-    /// [`SourceError`].
+    /// [`SourceError::Io`].
     pub async fn connect(&self) -> Result<Box<dyn Stream>, SourceError> {
-        let host = &self.url.host;
-        let stream = TcpStream::connect((host.as_str(), self.url.port)).await?;
-        if !self.url.tls {
-            return Ok(Box::new(stream));
-        }
-        let files = self.tls.clone();
-        let config =
-            task::spawn_blocking(move || client(&files)).await.map_err(io::Error::other)?;
-        let name = ServerName::try_from(host.clone())
-            .map_err(|_| SourceError::Tls(format!("`{host}` can be no name in a certificate")))?;
-        Ok(Box::new(TlsConnector::from(Arc::new(config?)).connect(name, stream).await?))
+        let stream = TcpStream::connect((self.url.host.as_str(), self.url.port)).await?;
+        Ok(match &self.tls {
+            Some((tls, name)) => Box::new(tls.connect(name.clone(), stream).await?),
+            None => Box::new(stream),
+        })
     }
 }
 
@@ -99,8 +119,17 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, SourceError
 
 fn read(path: &Path) -> Result<Vec<u8>, SourceError> {
     let mut bytes = Vec::new();
-    let file = fs::File::open(path).map_err(|e| in_file(path, e))?;
-    file.take(FILE_MAX_BYTES).read_to_end(&mut bytes).map_err(|e| in_file(path, e))?;
+    // A pipe is opened without a wait, and then refused.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| in_file(path, e))?;
+    let file = fs::File::from(file);
+    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
+        return Err(in_file(path, "is no regular file"));
+    }
+    file.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| in_file(path, e))?;
+    if bytes.len() as u64 > FILE_MAX_BYTES {
+        return Err(in_file(path, "is longer than 1 MiB"));
+    }
     Ok(bytes)
 }
 

@@ -11,7 +11,10 @@ use std::{
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
-use tidegate_host::fleet::{TlsFiles, url::Url};
+use tidegate_host::{
+    fleet::{TlsFiles, url::Url},
+    spec::Spec,
+};
 
 use super::*;
 
@@ -158,6 +161,7 @@ async fn finds_over_tls(
             "node.key: there is no certificate in it",
         ),
         (TlsFiles { key: path("none.key"), ..files.clone() }, "none.key: No such file"),
+        (TlsFiles { key: path(""), ..files.clone() }, "is no regular file"),
         (TlsFiles { key: path("ca.pem"), ..files.clone() }, "ca.pem: "),
         (TlsFiles { cert: None, key: None, ..files }, "cannot be reached: "),
     ];
@@ -263,7 +267,9 @@ async fn nodes_find_each_other_in_a_redis_over_tls() {
     ];
     let name = "nodes_find_each_other_in_a_redis_over_tls";
     let Some(_server) = redis(name, free_port(), more.as_flattened()) else { return };
-    finds_over_tls(&certificates, "rediss", Source::Redis, tls_port.parse().unwrap()).await;
+    let tls_port = tls_port.parse().unwrap();
+    wait_for_port(tls_port);
+    finds_over_tls(&certificates, "rediss", Source::Redis, tls_port).await;
 }
 
 #[tokio::test]
@@ -314,6 +320,18 @@ async fn what_is_no_registry_is_said_to_be_none() {
     let e = Source::Etcd(registry("http")).look(&entry("one", 1)).await.unwrap_err();
     assert_eq!(e.to_string(), "answers something else than an etcd of version 3.4 or newer");
     server.join().unwrap();
+}
+
+/// A reload asks the registry anew.
+#[test]
+fn other_files_are_another_source() {
+    let sources = |line: &str| {
+        let text =
+            format!("[fleet]\nname = \"prod\"\nkeys = \"k\"\netcd = \"https://10.0.0.9\"\n{line}");
+        Source::of(&Spec::parse("f.toml", &text).unwrap().fleet.unwrap())
+    };
+    assert_eq!(sources(""), sources(""));
+    assert_ne!(sources(""), sources("tls_ca = \"ca.pem\""));
 }
 
 #[tokio::test]

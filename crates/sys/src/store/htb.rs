@@ -68,12 +68,12 @@ impl Store {
         inside.leaves.insert(0, leaf);
         htb::sync(&limit, &root.slots, &root.members, &inside.leaves, &[]).map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{}", asked.name));
-        let done = pin_root(&mut root, &building).and_then(|()| {
+        let done = pin_root(&mut root, asked.options, &building).and_then(|()| {
             let backlog = |direction| htb::backlog_of(&root.slots, direction);
             acks::put(&target, &limit, &building, asked.name, backlog)?;
             let mark = if matches!(asked.scope, Scope::Port(_)) { PORT } else { DEV };
             symlink(Path::new(asked.scope.name()), &building.join(mark))?;
-            self.publish(&building, asked.name, asked.options)
+            self.publish(&building, asked.name)
         });
         if done.is_err() {
             acks::take_off(&building, &limit);
@@ -119,7 +119,7 @@ impl Store {
         };
         let (mut maps, mut hooked) = htb::inside(&limit, target.as_ref()).map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{}", asked.name));
-        let done = pin_maps(&mut maps, &building).and_then(|()| {
+        let done = pin_maps(&mut maps, asked.options, &building).and_then(|()| {
             pin_hooks(hooked.filters.as_ref(), &hooked.links, &building)?;
             let (mark, at) = match asked.cgroup {
                 Some(cgroup) => (CGROUP, hierarchy.remembered(cgroup)),
@@ -133,9 +133,7 @@ impl Store {
             let others = tree.leaves.iter().zip(&tree.names);
             let others = others.filter(|(_, name)| **name != asked.name).map(|(leaf, _)| *leaf);
             let leaves: Vec<_> = others.chain([leaf]).collect();
-            let synced = tree
-                .sync(&leaves)
-                .and_then(|()| self.publish(&building, asked.name, asked.options));
+            let synced = tree.sync(&leaves).and_then(|()| self.publish(&building, asked.name));
             if synced.is_err() {
                 let _ = tree.sync(&tree.leaves);
             }
@@ -320,8 +318,8 @@ pub(super) fn device_in(dir: &Path) -> Option<String> {
     name_in(dir, DEV).or_else(|| name_in(dir, PORT))
 }
 
-fn pin_root(root: &mut Root, dir: &Path) -> Result<(), StoreError> {
-    pin_maps(&mut root.maps, dir)?;
+fn pin_root(root: &mut Root, options: &LimitOptions, dir: &Path) -> Result<(), StoreError> {
+    pin_maps(&mut root.maps, options, dir)?;
     let maps = [
         (SLOTS_PIN, &mut root.slots),
         (MARKED_PIN, &mut root.marked),

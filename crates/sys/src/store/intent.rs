@@ -215,7 +215,7 @@ impl Intent {
         Some(Intent { abi, build, options })
     }
 
-    /// Of the limit in a directory; `None` for one of a version that wrote none.
+    /// Of the limit in a directory; `None` if there is none, or no intent.
     pub(super) fn read(dir: &Path) -> Option<Intent> {
         let target = fs::read_link(dir.join(INTENT)).ok()?;
         Intent::parse(target.to_str()?)

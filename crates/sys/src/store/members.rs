@@ -283,7 +283,7 @@ impl Store {
         let building = self.root.join(format!("{BUILDING}{name}"));
         let put_on = || {
             let mut loaded = load()?;
-            pin_maps(&mut loaded.maps, &building)?;
+            pin_maps(&mut loaded.maps, options, &building)?;
             match &slot {
                 None => pin_programs(&loaded.programs, &building)?,
                 Some((pool, slot)) => note_slot(&building, pool, *slot)?,
@@ -301,7 +301,7 @@ impl Store {
                     Err(e) => return Err(limit_error(name)(e.into())),
                 }
             }
-            self.publish(&building, name, options)
+            self.publish(&building, name)
         };
         let done = put_on();
         if done.is_err() {

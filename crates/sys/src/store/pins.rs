@@ -9,13 +9,14 @@ use std::{
 use libbpf_rs::{Link, MapHandle, libbpf_sys};
 
 use super::{
-    EXEMPT, GROUP, MEMBERS, SAMPLES, StoreError, bpf_error, io_error, pool_names::slot_in, symlink,
+    EXEMPT, GROUP, Intent, MEMBERS, SAMPLES, StoreError, bpf_error, io_error, pool_names::slot_in,
+    symlink,
 };
 use crate::{
     bpf::Links,
     device::{CLSACT_MARK, Filters, XDP_PIN},
     intf,
-    limit::{AttachedLimit, LimitMaps, ParentMaps, settings::Settings},
+    limit::{AttachedLimit, LimitMaps, LimitOptions, ParentMaps, settings::Settings},
     query,
     schemes::LINKS,
 };
@@ -37,9 +38,15 @@ pub(super) fn update(pin: &Path, program: BorrowedFd<'_>) -> Result<(), StoreErr
     }
 }
 
-/// Pins the maps of a limit in a new directory.
-pub(super) fn pin_maps(maps: &mut LimitMaps, dir: &Path) -> Result<(), StoreError> {
+/// Pins the maps of a limit in a new directory. First what is asked of it: a limit that is killed while it is
+/// built can then be opened, and taken off as a whole.
+pub(super) fn pin_maps(
+    maps: &mut LimitMaps,
+    options: &LimitOptions,
+    dir: &Path,
+) -> Result<(), StoreError> {
     fs::create_dir(dir).map_err(io_error(dir, "create"))?;
+    Intent::write(dir, options)?;
     let every = [
         ("limit", &mut maps.limit),
         ("queues", &mut maps.queues),
@@ -85,8 +92,12 @@ pub(super) fn pin_parent(parent: &mut ParentMaps, dir: &Path) -> Result<(), Stor
 }
 
 /// Pins the maps and links of a limit in a new directory.
-pub(super) fn pin(attached: &mut AttachedLimit, dir: &Path) -> Result<(), StoreError> {
-    pin_maps(&mut attached.maps, dir)?;
+pub(super) fn pin(
+    attached: &mut AttachedLimit,
+    options: &LimitOptions,
+    dir: &Path,
+) -> Result<(), StoreError> {
+    pin_maps(&mut attached.maps, options, dir)?;
     pin_hooks(attached.filters.as_ref(), &attached.links, dir)?;
     attached.xdp.as_ref().map_or(Ok(()), |link| pin_fd(link, dir, XDP_PIN))
 }

@@ -92,13 +92,13 @@ impl Store {
             let place = pool.place(index, &options.matched).map_err(refused())?;
             let exempt = &options.exempt.prefixes;
             place.write(&maps.limit, &limit.into(), exempt).map_err(refused())?;
-            pin_maps(&mut maps, &building)?;
+            pin_maps(&mut maps, options, &building)?;
             let mark = if matches!(scope, Scope::Port(_)) { PORT } else { DEV };
             symlink(Path::new(scope.name()), &building.join(mark))?;
             symlink(Path::new(dir.file_name().unwrap_or_default()), &building.join(POOL))?;
             symlink(Path::new(&index.to_string()), &building.join(PLACE))?;
             let done = place.enter(&limit, &options.matched).map_err(refused());
-            let done = done.and_then(|()| self.publish(&building, name, options));
+            let done = done.and_then(|()| self.publish(&building, name));
             done.inspect_err(|_| drop(vacate(&place, &maps)))
         };
         let done = put();

@@ -168,9 +168,8 @@ impl Store {
             pinned => pinned?,
         };
         let Some(scope) = &pinned.scope else { return Ok(()) };
-        let options = pinned.options();
         let parent = pinned.parent.as_deref();
-        self.install_with(journal, &hierarchy, name, scope, &options, parent)?;
+        self.install_with(journal, &hierarchy, name, scope, &pinned.asked, parent)?;
         self.take_off(&format!("{BUILDING}{name}"))
     }
 

@@ -268,13 +268,7 @@ impl Store {
 
     /// Lists a limit that has been built, in the place of another one of its name if there is one: that is
     /// to be taken off then.
-    pub(super) fn publish(
-        &self,
-        building: &Path,
-        name: &str,
-        options: &LimitOptions,
-    ) -> Result<(), StoreError> {
-        Intent::write(building, options)?;
+    pub(super) fn publish(&self, building: &Path, name: &str) -> Result<(), StoreError> {
         let target = self.root.join(name);
         let done = match target.is_dir() {
             true => renameat_with(CWD, building, CWD, &target, RenameFlags::EXCHANGE),

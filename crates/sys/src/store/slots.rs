@@ -94,7 +94,7 @@ impl Store {
                 maps.start_in(above, options).map_err(refused())?;
             }
             let mut loaded = Loaded { maps, programs: programs_in(&dir)? };
-            pin_maps(&mut loaded.maps, &building)?;
+            pin_maps(&mut loaded.maps, options, &building)?;
             symlink(&hierarchy.remembered(cgroup), &building.join(CGROUP))?;
             note_slot(&building, &dir, slot)?;
             if let Some(parent) = parent {
@@ -107,7 +107,7 @@ impl Store {
                 self.put_parents_behind(cgroup, &building, &parent.name)?;
             }
             loaded.maps.adopt(hierarchy, cgroup, Adopt::Take).map_err(refused())?;
-            self.publish(&building, name, options)
+            self.publish(&building, name)
         };
         let done = put();
         if done.is_err() {

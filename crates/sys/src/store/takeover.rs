@@ -87,7 +87,7 @@ impl Store {
                 maps.adopt(hierarchy, &cgroup, Adopt::Take).map_err(refused())?;
             }
         }
-        Intent::sign(&dir, &pinned.options())
+        Intent::sign(&dir, &pinned.asked)
     }
 
     /// Has a pool run the programs of this build, for all limits in it.

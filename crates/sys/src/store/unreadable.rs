@@ -1,7 +1,7 @@
-//! Limits whose pins are there and whose maps cannot be read: another version of Tidegate has put them on, or
-//! somebody has taken a pin away. Such a limit is listed with the reason, it disturbs no other one, and it
-//! comes off whole: what it has put on devices is found in the kernel ([`crate::remains`]) by the programs
-//! that are pinned, and its sockets by its map of them, of which only the first members are read.
+//! Limits whose pins are there and whose maps, or intent, cannot be read: another version of Tidegate has put
+//! them on, or somebody has taken a pin away. Such a limit is listed with the reason, it disturbs no other
+//! one, and it comes off whole: what it has put on devices is found in the kernel ([`crate::remains`]) by the
+//! programs that are pinned, and its sockets by its map of them, of which only the first members are read.
 
 use std::{
     collections::BTreeSet,

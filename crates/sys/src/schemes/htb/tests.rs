@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use tidegate_core::htb::{MAJOR, QUEUE_MAJOR, leaf_minor, marks};
 
 use super::*;
+use crate::shared::HtbMarked;
 
 unsafe extern "C" {
     fn native_htb_marks(waiting_bytes: u32, mark_bytes: u32) -> u32;
@@ -16,6 +17,18 @@ fn the_constants_are_the_headers() {
     let ours = [u32::from(MAJOR), u32::from(SLOTS), u32::from(ROOT_SLOT), u32::from(QUEUE_MAJOR)];
     // SAFETY: a constant of the test's C library, of this type.
     assert_eq!(unsafe { native_htb_constants }, ours);
+}
+
+/// They are in pinned maps, which another build goes on with: raise the ABI to change them.
+#[test]
+fn the_layout_of_pinned_maps_stays() {
+    assert_eq!([size_of::<HtbSlot>(), size_of::<HtbMarked>()], [40, 16]);
+    let slot = bytemuck::cast::<_, [u32; 10]>(HtbSlot {
+        mark_bytes: 1,
+        flags: 2,
+        backlog: Backlog { qdisc: 3, handle: 4, ifindex: 5, rate_bit_s: 6, dev_queue: 7 },
+    });
+    assert_eq!(slot, [1, 2, 3, 0, 4, 5, 6, 0, 7, 0]);
 }
 
 proptest! {
