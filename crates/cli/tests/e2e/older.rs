@@ -16,7 +16,7 @@ use tidegate_sys::{
 };
 
 use crate::{
-    common::{Guard, Objects, PATIENCE, Place, wait_for},
+    common::{Guard, Objects, PATIENCE, Place, on_cgroup, wait_for},
     edt::{Bed, into, ok},
     htb::links,
     members::{send_from, show, sum},
@@ -109,6 +109,46 @@ fn root_a_limit_that_cannot_be_read_disturbs_no_other() {
     spoil(&place.store().join("new/counters"));
     let done = place.ok(&["apply", "--prune", file.to_str().unwrap()]);
     assert!(done.contains("- new on") && done.contains("2 removed"), "{done}");
+}
+
+/// What was asked of a limit is written beside it alone, and not guessed from its maps.
+#[test]
+fn root_a_limit_whose_request_cannot_be_read_is_replaced() {
+    need_root!();
+    let place = Place::new();
+    let groups = ["old", "good"].map(|name| place.child(name));
+    let limits = groups.each_ref().map(|group| {
+        let name = group.path().rsplit('/').next().unwrap();
+        let scope = format!("scope = {{ cgroup = \"{}\" }}", group.path());
+        format!("[[limit]]\nname = \"{name}\"\n{scope}\negress = \"9mbit\"\n")
+    });
+    let file = place.file("a.toml", &limits.concat());
+    let apply = || place.ok(&["apply", file.to_str().unwrap()]);
+    let state = |name: &str| place.json(&["limit", "show", name, "--json"])["state"].clone();
+    apply();
+    let link = place.store().join("old/intent");
+    let mut unknown = place.intent("old");
+    unknown["later"] = true.into();
+    for target in [None, Some(unknown.to_string()), Some("no JSON".to_owned())] {
+        let before = on_cgroup(&groups[0]).map(|link| link.id).collect::<Vec<_>>();
+        std::fs::remove_file(&link).unwrap();
+        if let Some(target) = &target {
+            symlink(target, &link).unwrap();
+        }
+        let table = place.ok(&["status"]);
+        assert!(table.contains("what was asked of it cannot be read"), "{table}");
+        assert_eq!([state("old"), state("good")], ["broken", "in_force"]);
+        assert!(place.refused(&["limit", "set", "old", "--egress", "1mbit"]).1.contains("asked"));
+        let done = apply();
+        assert!(done.contains("(it cannot be read)") && done.contains("+ old on"), "{done}");
+        assert_eq!(state("old"), "in_force");
+        let after = on_cgroup(&groups[0]).map(|link| link.id).collect::<Vec<_>>();
+        assert!(after.len() == 3 && !after.iter().any(|id| before.contains(id)), "{after:?}");
+    }
+    std::fs::remove_file(&link).unwrap();
+    place.ok(&["detach"]);
+    assert!(groups.iter().all(|group| on_cgroup(group).next().is_none()));
+    assert!(place.limits().is_empty());
 }
 
 /// Makes a limit one that an earlier or newer version has put on: with its ABI number, and a map of another
