@@ -309,7 +309,9 @@ pub fn alarm(name: &str, scope: &Scope, state: State) -> Option<String> {
             "limit `{name}` is NOT ENFORCED: something took its programs off {scope}; {restore}"
         )),
         State::Broken => Some(format!(
-            "limit `{name}` on {scope} is BROKEN: it cannot be read, so nobody knows what it does; {restore}"
+            "limit `{name}` on {scope} is BROKEN: it cannot be read, so nobody knows what it does; put it \
+             back with `tidegate limit restore {name}`, or with `tidegate apply` if its request cannot be \
+             read, or take it off with `tidegate limit del {name}`"
         )),
         State::NoFq => Some(format!(
             "limit `{name}` on {scope} is NOT ENFORCED as written: a device by which its packets leave has \
