@@ -26,7 +26,7 @@
 /* Distinguishes keys of ports from those of cgroups. */
 #define HTB_PORT_KEY (1ULL << 63)
 
-/* What of a direction lies in a slot. */
+/* A slot, in one direction. */
 struct htb_slot {
 	/* 0: packets are not marked. */
 	__u32 mark_bytes;
@@ -35,7 +35,7 @@ struct htb_slot {
 	struct tg_backlog backlog;
 };
 
-/* What was marked of a slot; on each CPU. */
+/* Marked packets of a slot; on each CPU. */
 struct htb_marked {
 	__u64 packets;
 	__u64 bytes;

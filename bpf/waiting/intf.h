@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What user space shares with the programs that look at queues, and with those of the schemes that
- * have one: a pure header.
+ * The contract of user space with the programs that look at queues, and with the schemes that have
+ * a queue: a pure header.
  */
 #ifndef TG_WAITING_INTF_H
 #define TG_WAITING_INTF_H

@@ -1,5 +1,5 @@
-//! What lies in the maps of the gate and of `htb`, and in questions about queues: what bindgen makes of
-//! headers of `bpf/`, which say what each field is.
+//! Structs of the maps of the gate and of `htb`, and of questions about queues: bindgen's view of headers of
+//! `bpf/`, which say what each field is.
 
 #[allow(dead_code, missing_docs, non_camel_case_types, clippy::all, clippy::pedantic)]
 mod headers {

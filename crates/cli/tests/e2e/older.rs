@@ -111,7 +111,7 @@ fn root_a_limit_that_cannot_be_read_disturbs_no_other() {
     assert!(done.contains("- new on") && done.contains("2 removed"), "{done}");
 }
 
-/// What was asked of a limit is written beside it alone, and not guessed from its maps.
+/// The request of a limit is written beside it alone, and is not guessed from its maps.
 #[test]
 fn root_a_limit_whose_request_cannot_be_read_is_replaced() {
     need_root!();

@@ -77,7 +77,7 @@ impl Connector<'_> {
     }
 }
 
-/// What a connection needs to know whom it may trust.
+/// The TLS side of a connection: whom it trusts, and the certificate that it shows.
 fn client(files: &TlsFiles) -> Result<ClientConfig, SourceError> {
     let refuse = |e: rustls::Error| SourceError::Tls(e.to_string());
     let mut roots = RootCertStore::empty();
