@@ -64,7 +64,7 @@ const ACKS: [(&str, &str); 15] = [
     ("wt_conf", "WaitConf"),
 ];
 
-/// Those of the gate, of queues, and of `htb`.
+/// Types of the gate, of queues, and of `htb`.
 const SHARED: [(&str, &str); 10] = [
     ("gt_cgroup", "Undecided"),
     ("gt_counters", "GateCounters"),

@@ -26,7 +26,7 @@ use crate::{
     skel::{self, gate::GateSkel},
 };
 
-/// What a gate has seen since it was attached.
+/// The counters of a gate since it was attached.
 pub use crate::shared::GateCounters;
 
 /// Cgroups that are undecided at a time; one beyond them is not held.

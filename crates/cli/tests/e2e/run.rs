@@ -285,11 +285,11 @@ fn root_run_as_another_user() {
     let mut command = place.run(&[RATE, &["--user", "daemon"]].concat());
     let callers = [
         ("XDG_RUNTIME_DIR", "/run/user/0"),
-        ("XDG_CONFIG_HOME", "/root/.config"),
+        ("XDG_CONFIG_HOME", "/home/caller/.config"),
         ("DBUS_SESSION_BUS_ADDRESS", "unix:path=/run/user/0/bus"),
         ("SSH_AUTH_SOCK", "/root/agent"),
         ("SSH_AGENT_PID", "1"),
-        ("XAUTHORITY", "/root/.Xauthority"),
+        ("XAUTHORITY", "/home/caller/.Xauthority"),
         ("MAIL", "/var/mail/root"),
         ("USERNAME", "root"),
         ("KEPT", "/root"),

@@ -3,15 +3,16 @@
 
 use std::net::SocketAddr;
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use hyper::Method;
+use serde_json::{Value, json};
+use tidegate_host::fleet::url::Url;
+
 use super::{
     ENTRIES_MAX, ENTRY_LASTS, Entry, PATIENCE, SourceError,
     http::{Asked, ask},
     registry::Connector,
 };
-use base64::prelude::{BASE64_STANDARD, Engine as _};
-use hyper::Method;
-use serde_json::{Value, json};
-use tidegate_host::fleet::url::Url;
 
 const PROTOCOL: SourceError = SourceError::Protocol("an etcd of version 3.4 or newer");
 

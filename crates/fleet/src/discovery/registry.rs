@@ -88,10 +88,13 @@ fn client(files: &TlsFiles) -> Result<ClientConfig, SourceError> {
             }
         }
         None => {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            let found = rustls_native_certs::load_native_certs();
+            roots.add_parsable_certificates(found.certs);
             if roots.is_empty() {
-                let why = "this host trusts no authority: name one with tls_ca, or install ca-certificates";
-                return Err(SourceError::Tls(why.to_owned()));
+                let why = found.errors.first().map_or(String::new(), |e| format!(" ({e})"));
+                return Err(SourceError::Tls(format!(
+                    "this host trusts no authority{why}: name one with tls_ca, or install ca-certificates"
+                )));
             }
         }
     }

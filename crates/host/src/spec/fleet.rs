@@ -326,13 +326,13 @@ impl Reader<'_> {
                 }
             }
         }
-        let TlsFiles { ca, cert, key } = &fleet.tls;
         let over_tls = [&fleet.redis, &fleet.etcd].into_iter().flatten().any(|url| url.tls);
-        for (field, file) in [("tls_ca", ca), ("tls_cert", cert), ("tls_key", key)] {
-            if let (Some(value), Some(_), false) = (fields.get(field), file, over_tls) {
+        for field in ["tls_ca", "tls_cert", "tls_key"] {
+            if let Some(value) = fields.get(field).filter(|_| !over_tls) {
                 return Err(self.fleet_error(value, field)(FleetError::NoTls));
             }
         }
+        let TlsFiles { cert, key, .. } = &fleet.tls;
         for (field, missing) in [
             ("name", fleet.name.is_empty()),
             ("keys", fleet.keys.as_os_str().is_empty()),

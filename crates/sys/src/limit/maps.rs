@@ -81,8 +81,8 @@ impl LimitMaps {
         self.limit_at(boottime())
     }
 
-    /// What a user would write for it, as it is in force: for one that nobody has pinned. Only its maps say
-    /// what was asked.
+    /// The options of a limit that nobody has pinned, read back from its maps: those in force, as a user
+    /// would write them.
     ///
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].

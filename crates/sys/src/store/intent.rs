@@ -181,7 +181,7 @@ impl Text {
 }
 
 impl PinnedLimit {
-    /// What was asked, at the rates that are in force: a group may have lent others.
+    /// The options that were asked for, at the rates in force: a group may have lent others.
     #[must_use]
     pub fn options(&self) -> LimitOptions {
         let mut options = self.asked;
@@ -215,7 +215,7 @@ impl Intent {
         Some(Intent { abi, build, options })
     }
 
-    /// Of the limit in a directory; `None` if there is none, or no intent.
+    /// Reads the intent of the limit in a directory; `None` if there is none.
     pub(super) fn read(dir: &Path) -> Option<Intent> {
         let target = fs::read_link(dir.join(INTENT)).ok()?;
         Intent::parse(target.to_str()?)

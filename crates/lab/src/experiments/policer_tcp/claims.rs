@@ -9,7 +9,7 @@ use crate::{
     report::{Case, Row, distinct},
 };
 
-/// What we ask of ourselves: percent of the limit that one flow over 10 ms uses with the default bucket
+/// Our own bounds: percent of the limit that one flow over 10 ms uses with the default bucket
 /// of `tidegate`, and how equal flows are where without fairness they are not.
 const FILLED_LEAST: f64 = 97.0;
 const FILLED_RTT_US: f64 = 10_000.0;
