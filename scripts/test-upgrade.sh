@@ -8,9 +8,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# In turn: nobody wrote down what was asked; ABI 1, 2, 3; ABI 4 before and after limits with a selector shared programs.
+# In turn: nobody wrote down what was asked; ABI 1, 2, 3; ABI 4 before and after limits with a selector shared programs; ABI 5.
 commits=("$@")
-[ $# -gt 0 ] || commits=(929b2c8 2a24b0a d33cd6a a812ad8 a016ed2 fc90bcd2)
+[ $# -gt 0 ] || commits=(929b2c8 2a24b0a d33cd6a a812ad8 a016ed2 fc90bcd2 6244f09a)
 
 built=$(scripts/target-dir.sh)/upgrade
 mkdir -p "$built"

@@ -87,6 +87,7 @@ static __always_inline void share(const struct vq_conf *conf, struct tg_edt_queu
 	__u64 ahead = now + edt_lead_ns(edt->latest_ns, now);
 	__u64 finish = queue->finish_ns;
 	struct fs_sharers sharers;
+	struct fs_epoch ended;
 	int wants, counts;
 	__u64 largest;
 
@@ -112,8 +113,13 @@ static __always_inline void share(const struct vq_conf *conf, struct tg_edt_queu
 	}
 	/* Two rounds of the largest packet show every flow. */
 	largest = fs_max(fs_min(edt->largest_bytes, VQ_MAX_PACKET_BYTES), 2 * EDT_FRAME_BYTES);
-	if (tg_turn_epoch(conf, queue, now, finish > ahead ? finish - ahead : 0, 0, largest, 0))
-		edt->largest_bytes = 0;
+	if (!ep_end(conf, queue, now, largest, &ended))
+		return;
+	ended.backlog_ns = finish > ahead ? finish - ahead : 0;
+	ended.rtt_ns = 0;
+	ep_take_flows(queue, &ended.sharers);
+	ep_next(queue, &ended);
+	edt->largest_bytes = 0;
 }
 
 /* Writes the departure time of the packet. */
@@ -144,7 +150,7 @@ static __always_inline void count(struct tg_counters *c, enum place place, enum 
 __noinline int follow_rate(const struct vq_conf *conf, struct tg_queue *queue, __u64 now)
 {
 	if (conf && queue)
-		ep_follow_rate(conf, queue, now);
+		ep_follow_rate(conf, queue, 0, now);
 	return 0;
 }
 

@@ -20,7 +20,6 @@
 #include "common/counters_map.h"
 #include "common/intf.h"
 #include "common/maps.h"
-#include "common/queues_map.h"
 #include "common/packet.h"
 
 /* The slots of a tree, of the first direction, then of the other. */

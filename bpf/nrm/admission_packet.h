@@ -12,9 +12,9 @@
 
 #include "nrm/admission.h"
 #include "nrm/answers.h"
-#include "common/intf.h"
+#include "nrm/intf.h"
 #include "common/maps.h"
-#include "common/queues_map.h"
+#include "nrm/queues.h"
 #include "common/packet.h"
 #include "common/tcp_header.h"
 #include "nrm/tree.h"
@@ -35,7 +35,7 @@ enum {
  * ends that tune.h set. Also learns for the next one how often the listener sends a SYN-ACK
  * again, and whether a quarter of its queue is taken, or half of its accept queue.
  */
-__noinline int answer(struct __sk_buff *skb, struct tg_queue *queue, __u64 now, __u32 slot)
+__noinline int answer(struct __sk_buff *skb, struct tg_nrm_queue *queue, __u64 now, __u32 slot)
 {
 	struct bpf_sock *sk = skb->sk;
 	struct tcp_sock *listener;
@@ -94,8 +94,8 @@ __noinline int ask(struct __sk_buff *skb)
 }
 
 /* The verdict on an egress packet, if it begins a connection. */
-static __always_inline int begin(struct __sk_buff *skb, struct bpf_sock *sk, struct tg_queue *queue,
-				 __u64 now, __u32 slot)
+static __always_inline int begin(struct __sk_buff *skb, struct bpf_sock *sk,
+				 struct tg_nrm_queue *queue, __u64 now, __u32 slot)
 {
 	if (!sk || sk->protocol != IPPROTO_TCP)
 		return NO_ANSWER;

@@ -9,7 +9,7 @@
 #include <bpf/bpf_core_read.h>
 
 #include "common/exempt.h"
-#include "common/intf.h"
+#include "nrm/intf.h"
 #include "nrm/sockets.h"
 #include "common/vmlinux.h"
 #include "nrm/windows.h"
@@ -100,8 +100,8 @@ static __always_inline void take_over(struct sock *sk, struct tg_socket *ours, _
 
 /* The timers of a listener are those of the sockets that it accepts. */
 static __always_inline void adopt_listener(struct sock *sk, const struct tcp_sock *tp,
-					   const struct tg_limit *l, const struct tg_queue *queue,
-					   int release)
+					   const struct tg_limit *l,
+					   const struct tg_nrm_queue *queue, int release)
 {
 	struct tg_socket *ours;
 	__u64 now = bpf_ktime_get_ns();
@@ -123,7 +123,7 @@ static __always_inline void adopt_listener(struct sock *sk, const struct tcp_soc
 }
 
 static __always_inline int adopt_socket(struct sock_common *common, struct tcp_sock *tp,
-					const struct tg_limit *l, struct tg_queue *queue,
+					const struct tg_limit *l, struct tg_nrm_queue *queue,
 					__u32 slot, int release)
 {
 	__u32 current = TG_PACING_UNLIMITED, wanted = TG_PACING_UNLIMITED;
@@ -192,7 +192,7 @@ int adopt(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *common = ctx->sk_common;
 	struct tg_adoption *what;
-	struct tg_queue *queue;
+	struct tg_nrm_queue *queue;
 	struct tg_limit *l;
 	struct tcp_sock *tp;
 	__u32 key = 0, copy;

@@ -17,9 +17,9 @@
 #include "nrm/arrival.h"
 #include "common/counters.h"
 #include "common/counters_map.h"
-#include "common/epoch.h"
+#include "nrm/epoch.h"
 #include "common/exempt_packet.h"
-#include "common/intf.h"
+#include "nrm/intf.h"
 #include "common/packet.h"
 #include "nrm/reserve.h"
 #include "nrm/risk.h"
@@ -27,7 +27,7 @@
 #include "nrm/sockets.h"
 #include "nrm/tree.h"
 #include "nrm/tune.h"
-#include "common/unpaced.h"
+#include "nrm/unpaced.h"
 #include "common/vmlinux.h"
 #include "common/wire_bytes.h"
 
@@ -125,12 +125,13 @@ static __always_inline __u64 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
 }
 
 /* Sets a packet aside if it is within one share of the epoch. */
-static __always_inline void set_aside(struct tg_queue *queue, __u64 *sent, __u32 bytes, __u64 cost)
+static __always_inline void set_aside(struct tg_nrm_queue *queue, __u64 *sent, __u32 bytes,
+				      __u64 cost)
 {
-	__u64 share = queue->share ? queue->share : FS_TARGET;
-	__u64 fair_ns = up_fair_ns(share, queue->epoch_us * 1000ULL);
+	__u64 share = queue->common.share ? queue->common.share : FS_TARGET;
+	__u64 fair_ns = up_fair_ns(share, queue->common.epoch_us * 1000ULL);
 
-	if (up_within(sent, queue->epoch + 1, bytes, cost, fair_ns))
+	if (up_within(sent, queue->common.epoch + 1, bytes, cost, fair_ns))
 		__sync_fetch_and_add(&queue->aside_ns, vq_time_ns(bytes, cost));
 }
 
@@ -152,14 +153,14 @@ static __always_inline __u32 moved_segments(struct bpf_sock *sk, __u32 direction
  * Whether these are the first ten segments, which TCP does not pace. On egress only where programs
  * see SYN-ACKs, and so can hold connections.
  */
-static __always_inline int is_first_flight(const struct tg_queue *queue, __u32 direction,
+static __always_inline int is_first_flight(const struct tg_nrm_queue *queue, __u32 direction,
 					   __u32 segments)
 {
 	return segments <= TG_INITIAL_WINDOW && (direction == TG_INGRESS || queue->turns.retries);
 }
 
 /* Counts what a flow takes, by the words of its socket. */
-__noinline int use_share(const struct vq_conf *conf, struct tg_queue *queue, __u64 *sent,
+__noinline int use_share(const struct vq_conf *conf, struct tg_nrm_queue *queue, __u64 *sent,
 			 __u32 *seen, __u32 bytes)
 {
 	if (conf && queue && sent && seen)
@@ -168,7 +169,7 @@ __noinline int use_share(const struct vq_conf *conf, struct tg_queue *queue, __u
 }
 
 /* The same for a flow that has a share: then its socket has a storage. */
-__noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_queue *queue,
+__noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_nrm_queue *queue,
 		   __u32 bytes, __u32 index)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
@@ -181,7 +182,7 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 	if (!ours)
 		return 0;
 	segments = moved_segments(sk, index & 1);
-	if (ours->epoch[index & 1] != queue->epoch + 1 &&
+	if (ours->epoch[index & 1] != queue->common.epoch + 1 &&
 	    is_first_flight(queue, index & 1, segments) && ad_ends_soon(&queue->turns, segments))
 		/* It is not yet a flow with a share; the flows leave it what it takes. */
 		set_aside(queue, &ours->sent[index], bytes, conf->cost);
@@ -191,11 +192,12 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 }
 
 /* What a flow sends at once, paced or by its window. */
-static __always_inline __u64 burst_bytes(const struct vq_conf *conf, const struct tg_queue *queue,
-					 __u64 rate_bit_s, int windows)
+static __always_inline __u64 burst_bytes(const struct vq_conf *conf,
+					 const struct tg_nrm_queue *queue, __u64 rate_bit_s,
+					 int windows)
 {
 	/* The epoch that ends and the one before count alike, as in ep_take_sharers. */
-	__u32 flows = fs_max(queue->flows, queue->flows_before);
+	__u32 flows = fs_max(queue->common.flows, queue->common.flows_before);
 	__u64 window_ns;
 
 	if (!windows)
@@ -205,7 +207,7 @@ static __always_inline __u64 burst_bytes(const struct vq_conf *conf, const struc
 }
 
 /* Ends the epoch, if no other CPU has. The queue has been charged `cost_ns` for the packet. */
-__noinline int end_epoch(const struct vq_conf *conf, struct tg_queue *queue,
+__noinline int end_epoch(const struct vq_conf *conf, struct tg_nrm_queue *queue,
 			 const struct arrival *packet, __u64 cost_ns, __u64 rate_bit_s)
 {
 	__u64 standing;
@@ -219,9 +221,9 @@ __noinline int end_epoch(const struct vq_conf *conf, struct tg_queue *queue,
 	if (queue->flooded)
 		standing = fs_max(standing, conf->drop_ns);
 	/* Without this packet, and above what bursts that meet explain. */
-	backlog = queue->finish_ns - packet->now - cost_ns - standing;
-	if (!tg_turn_epoch(conf, queue, packet->now, backlog > 0 ? backlog : 0, queue->rtt_ns,
-			   burst_bytes(conf, queue, rate_bit_s, packet->windows), rate_bit_s))
+	backlog = queue->common.finish_ns - packet->now - cost_ns - standing;
+	if (!ep_turn(conf, queue, packet->now, backlog > 0 ? backlog : 0, queue->rtt_ns,
+		     burst_bytes(conf, queue, rate_bit_s, packet->windows), rate_bit_s))
 		return 0;
 	queue->newcomers = 0;
 	queue->flooded = 0;
@@ -232,23 +234,23 @@ __noinline int end_epoch(const struct vq_conf *conf, struct tg_queue *queue,
 }
 
 /* The same, if the epoch is over. Most packets end no epoch, and make no call. */
-static __always_inline int turn(const struct vq_conf *conf, struct tg_queue *queue,
+static __always_inline int turn(const struct vq_conf *conf, struct tg_nrm_queue *queue,
 				const struct arrival *packet, __u64 cost_ns, __u64 rate_bit_s)
 {
-	return ep_is_over(queue, queue->epoch_start_ns, packet->now) &&
+	return ep_is_over(&queue->common, queue->common.epoch_start_ns, packet->now) &&
 	       end_epoch(conf, queue, packet, cost_ns, rate_bit_s);
 }
 
 /* The rate has changed since the last packet. */
-__noinline int follow_rate(const struct vq_conf *conf, struct tg_queue *queue, __u64 now)
+__noinline int follow_rate(const struct vq_conf *conf, struct tg_nrm_queue *queue, __u64 now)
 {
 	if (conf && queue)
-		ep_follow_rate(conf, queue, now);
+		ep_follow_rate(conf, &queue->common, &queue->unpaced_finish_ns, now);
 	return 0;
 }
 
 /* The virtual queue of a class at its present rate, or without one that of the limit. */
-static __always_inline const struct vq_conf *config_now(const struct tg_queue *queue,
+static __always_inline const struct vq_conf *config_now(const struct tg_nrm_queue *queue,
 							const struct vq_conf *ceiling,
 							const struct cl_class *class,
 							struct vq_conf *now)
@@ -267,7 +269,7 @@ static __always_inline int is_own(const struct arrival *packet)
 }
 
 /* Finds out where in the tree the packet belongs. */
-static __always_inline void find_place(struct __sk_buff *skb, const struct tg_queue *queue,
+static __always_inline void find_place(struct __sk_buff *skb, const struct tg_nrm_queue *queue,
 				       struct arrival *packet)
 {
 	struct tg_socket *socket;
@@ -326,8 +328,8 @@ static __always_inline int is_alone(struct bpf_sock *sk)
 #define ALONE_CREDIT_NS 50000000ULL
 
 /* Whether the packet is of such a flow; which kind. */
-__noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue, __u32 direction,
-			    __u64 now)
+__noinline int takes_little(struct __sk_buff *skb, const struct tg_nrm_queue *queue,
+			    __u32 direction, __u64 now)
 {
 	struct bpf_sock *sk = skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
 	struct tg_socket *ours;
@@ -344,8 +346,8 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
 	if (direction == TG_INGRESS && keeps_share(sk, ours, now))
 		return TAKES_FIRST;
 	/* What it took of the queue of its limit, or of that for traffic of no child. */
-	if (up_has_much(ours->sent[direction], queue->epoch + 1) ||
-	    up_has_much(ours->sent[direction + TG_OWN], queue->epoch + 1))
+	if (up_has_much(ours->sent[direction], queue->common.epoch + 1) ||
+	    up_has_much(ours->sent[direction + TG_OWN], queue->common.epoch + 1))
 		return 0;
 	return TAKES_LITTLE;
 }
@@ -356,7 +358,7 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_queue *queue,
  * would wait for TCP's timer if it lost them.
  */
 static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arrival *packet,
-				      const struct vq_conf *conf, const struct tg_queue *queue)
+				      const struct vq_conf *conf, const struct tg_nrm_queue *queue)
 {
 	/* Behind windows the backlog is judged without the round trip. */
 	__u64 rtt_ns = packet->windows ? 0 : queue->rtt_ns;
@@ -398,7 +400,7 @@ static __always_inline __u32 judged_bytes(const struct arrival *packet)
  * for that, so that they do not pay for windows; else all traffic does.
  */
 __noinline int judge_unpaced(struct __sk_buff *skb, const struct vq_conf *conf,
-			     const struct tg_queue *queue, struct arrival *packet)
+			     const struct tg_nrm_queue *queue, struct arrival *packet)
 {
 	struct vq_conf alone;
 	enum vq_zone zone;
@@ -411,7 +413,7 @@ __noinline int judge_unpaced(struct __sk_buff *skb, const struct vq_conf *conf,
 	within = packet->reserved || (packet->bytes <= VQ_SMALL_BYTES && !packet->needs_share);
 	up_config(conf, &alone);
 	packet->most.all_ns = packet->most.unpaced_ns = alone.drop_ns;
-	backlog = *(volatile __u64 *)&queue->finish_ns - packet->now;
+	backlog = *(volatile __u64 *)&queue->common.finish_ns - packet->now;
 	if (within) {
 		/* Nor do they pay for replies that pass on credit (depth_ns). */
 		packet->most.all_ns = conf->drop_ns + FIRST_CREDIT_NS + UP_CREDIT_NS +
@@ -430,7 +432,7 @@ __noinline int judge_unpaced(struct __sk_buff *skb, const struct vq_conf *conf,
 
 /* Judges a packet that finds a backlog above the mark. */
 __noinline int judge_backlog(struct __sk_buff *skb, const struct vq_conf *conf,
-			     const struct tg_queue *queue, struct arrival *packet)
+			     const struct tg_nrm_queue *queue, struct arrival *packet)
 {
 	enum vq_zone zone;
 	__s64 backlog;
@@ -438,7 +440,7 @@ __noinline int judge_backlog(struct __sk_buff *skb, const struct vq_conf *conf,
 
 	if (!conf || !queue || !packet)
 		return VQ_PASS;
-	backlog = *(volatile __u64 *)&queue->finish_ns - packet->now;
+	backlog = *(volatile __u64 *)&queue->common.finish_ns - packet->now;
 	if (packet->windows)
 		backlog = rw_judged_ns(backlog, conf->mark_ns, queue->rtt_ns);
 	zone = vq_zone(conf, backlog);
@@ -459,7 +461,7 @@ __noinline int judge_backlog(struct __sk_buff *skb, const struct vq_conf *conf,
 /* The verdict of one queue. Most packets find no backlog above the mark, and make no call. */
 static __always_inline enum vq_verdict judge(struct __sk_buff *skb, struct arrival *packet,
 					     const struct vq_conf *conf,
-					     const struct tg_queue *queue)
+					     const struct tg_nrm_queue *queue)
 {
 	__u64 window_ns;
 	__s64 backlog;
@@ -468,7 +470,7 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, struct arriv
 	if (packet->unpaced) {
 		verdict = judge_unpaced(skb, conf, queue, packet);
 	} else {
-		backlog = *(volatile __u64 *)&queue->finish_ns - packet->now;
+		backlog = *(volatile __u64 *)&queue->common.finish_ns - packet->now;
 		/* What rw_judged_ns subtracts. */
 		window_ns = packet->windows ? fs_min(queue->rtt_ns, RW_MAX_ROOM_NS) : 0;
 		packet->most.all_ns = conf->drop_ns + window_ns;
@@ -501,15 +503,15 @@ static __always_inline int takes_part(const struct arrival *packet)
 	return packet->paced || has_parent || packet->is_parent;
 }
 
-static __always_inline void refund(struct tg_queue *queue, int unpaced, __u64 cost)
+static __always_inline void refund(struct tg_nrm_queue *queue, int unpaced, __u64 cost)
 {
-	__sync_fetch_and_sub(&queue->finish_ns, cost);
+	__sync_fetch_and_sub(&queue->common.finish_ns, cost);
 	if (unpaced)
 		__sync_fetch_and_sub(&queue->unpaced_finish_ns, cost);
 }
 
 /* Charges a queue, and for an unpaced sender its second finish time; 0 as above. */
-__noinline int charge_both(const struct vq_conf *conf, struct tg_queue *queue,
+__noinline int charge_both(const struct vq_conf *conf, struct tg_nrm_queue *queue,
 			   const struct arrival *packet, __u64 cost, int counts)
 {
 	int unpaced = packet ? packet->unpaced : 0;
@@ -519,8 +521,8 @@ __noinline int charge_both(const struct vq_conf *conf, struct tg_queue *queue,
 	if (unpaced && !charge_one(conf, &queue->unpaced_finish_ns, 0, packet->now, cost,
 				   packet->most.unpaced_ns))
 		return 0;
-	if (charge_one(conf, &queue->finish_ns, counts ? &queue->skipped_ns : 0, packet->now, cost,
-		       packet->most.all_ns))
+	if (charge_one(conf, &queue->common.finish_ns, counts ? &queue->common.skipped_ns : 0,
+		       packet->now, cost, packet->most.all_ns))
 		return 1;
 	if (unpaced)
 		__sync_fetch_and_sub(&queue->unpaced_finish_ns, cost);
@@ -528,19 +530,19 @@ __noinline int charge_both(const struct vq_conf *conf, struct tg_queue *queue,
 }
 
 /* The same. Most packets are from paced senders, and make no call. */
-static __always_inline int charge(const struct vq_conf *conf, struct tg_queue *queue,
+static __always_inline int charge(const struct vq_conf *conf, struct tg_nrm_queue *queue,
 				  const struct arrival *packet, __u64 cost, int counts)
 {
 	if (packet->unpaced)
 		return charge_both(conf, queue, packet, cost, counts);
-	return charge_one(conf, &queue->finish_ns, counts ? &queue->skipped_ns : 0, packet->now,
-			  cost, packet->most.all_ns);
+	return charge_one(conf, &queue->common.finish_ns, counts ? &queue->common.skipped_ns : 0,
+			  packet->now, cost, packet->most.all_ns);
 }
 
 /* Judges a packet, and charges it to the queues that it passes. Returns the verdict. */
 static __always_inline int decide(struct __sk_buff *skb, const struct vq_conf *conf,
-				  const struct vq_conf *own_conf, struct tg_queue *queue,
-				  struct tg_queue *own, struct tg_counters *c,
+				  const struct vq_conf *own_conf, struct tg_nrm_queue *queue,
+				  struct tg_nrm_queue *own, struct tg_counters *c,
 				  enum tg_direction direction, struct arrival *packet)
 {
 	__u32 first = packet->slot * TG_QUEUES + direction;
@@ -586,13 +588,13 @@ full:
 /* Updates the shares: of the flows, of the children, and of the limit in its parent. */
 static __always_inline void account(struct __sk_buff *skb, const struct tg_limit *limit,
 				    const struct vq_conf *conf, const struct vq_conf *own_conf,
-				    struct tg_queue *queue, struct tg_queue *own,
+				    struct tg_nrm_queue *queue, struct tg_nrm_queue *own,
 				    enum tg_direction direction, const struct arrival *packet)
 {
 	const struct cl_class *class = &limit->class[direction];
 	__u64 own_rate, rate = tg_rate(limit, queue, direction);
 	__u32 key = parent_slot * TG_QUEUES + direction;
-	struct tg_queue *parent = 0;
+	struct tg_nrm_queue *parent = 0;
 
 	if (has_parent)
 		parent = bpf_map_lookup_elem(&queues_of_limit_above, &key);
@@ -624,7 +626,7 @@ static __always_inline void account(struct __sk_buff *skb, const struct tg_limit
 }
 
 /* Counts a dropped packet if TCP waits for a timer now. */
-__noinline int count_risk(struct __sk_buff *skb, struct tg_queue *queue,
+__noinline int count_risk(struct __sk_buff *skb, struct tg_nrm_queue *queue,
 			  const struct arrival *packet)
 {
 	enum risk_kind kind = packet ? risk_kind(skb, packet->direction) : RISK_NONE;
@@ -641,7 +643,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	const struct vq_conf *conf, *own_conf;
 	/* The virtual queues of classes at their present rate. */
 	struct vq_conf queue_now, own_now;
-	struct tg_queue *queue, *own;
+	struct tg_nrm_queue *queue, *own;
 	const struct cl_class *class;
 	struct tg_counters *c;
 	struct tg_limit *limit;
@@ -691,9 +693,9 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	if (has_parent)
 		conf = config_now(queue, conf, class, &queue_now);
 	own_conf = is_own(&packet) ? config_now(own, conf, class, &own_now) : conf;
-	if (queue->cost != conf->cost)
+	if (queue->common.cost != conf->cost)
 		follow_rate(conf, queue, packet.now);
-	if (is_own(&packet) && own->cost != own_conf->cost)
+	if (is_own(&packet) && own->common.cost != own_conf->cost)
 		follow_rate(own_conf, own, packet.now);
 	if (direction == TG_EGRESS) {
 		answers = begin(skb, sk, queue, packet.now, slot);

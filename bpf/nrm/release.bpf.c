@@ -9,7 +9,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "nrm/answers.h"
-#include "common/intf.h"
+#include "nrm/intf.h"
 #include "common/vmlinux.h"
 
 #define TG_SOL_SOCKET	      1

@@ -6,7 +6,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "common/flow.h"
-#include "common/intf.h"
+#include "nrm/intf.h"
 #include "common/packet.h"
 #include "nrm/arrival.h"
 #include "nrm/unpaced_flow.h"
@@ -25,8 +25,8 @@ const volatile __u32 set_shift = UF_SET_SHIFT;
  * Gives a flow of an unpaced sender its share. What it takes of that counts as for TCP flows; what
  * it sends beyond earns it nothing. Returns whether the packet is within its share.
  */
-__noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_queue *queue,
-		       const struct arrival *packet, __u32 index)
+__noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf,
+		       struct tg_nrm_queue *queue, const struct arrival *packet, __u32 index)
 {
 	struct uf_set *set;
 	__u64 flow;
@@ -43,7 +43,7 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf, struct
 	set = bpf_map_lookup_elem(&unpaced_flows, &key);
 	if (!set)
 		return 0;
-	index = uf_find(set, flow, packet->now, queue->epoch + 1) % UF_WAYS;
+	index = uf_find(set, flow, packet->now, queue->common.epoch + 1) % UF_WAYS;
 	if (uf_within(queue, &set->way[index], packet->now, packet->bytes, conf->cost))
 		return 1;
 	if (!queue->flooded)

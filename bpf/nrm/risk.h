@@ -12,7 +12,7 @@
 
 #include <bpf/bpf_helpers.h>
 
-#include "common/intf.h"
+#include "nrm/intf.h"
 #include "common/packet.h"
 #include "common/tcp_header.h"
 
@@ -58,7 +58,7 @@ static __always_inline enum risk_kind risk_kind(struct __sk_buff *skb, __u32 dir
 }
 
 /* Counts such a packet. `paced`: by the limit, or by one inside it. */
-static __always_inline void risk_count(struct tg_queue *queue, enum risk_kind kind, int paced)
+static __always_inline void risk_count(struct tg_nrm_queue *queue, enum risk_kind kind, int paced)
 {
 	if (kind == RISK_BEGINS)
 		__sync_fetch_and_add(&queue->at_risk[TG_RISK_CONNECTING], 1);

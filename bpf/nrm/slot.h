@@ -13,7 +13,7 @@
 
 #include <bpf/bpf_helpers.h>
 
-#include "common/intf.h"
+#include "nrm/intf.h"
 
 /* Whether the limit shares programs and maps with others. If not its slot is 0. */
 const volatile __u8 is_pooled = 0;

@@ -11,9 +11,9 @@
 
 #include "nrm/answers.h"
 #include "common/fair_share.h"
-#include "common/intf.h"
+#include "nrm/intf.h"
 #include "common/maps.h"
-#include "common/queues_map.h"
+#include "nrm/queues.h"
 #include "nrm/tree.h"
 #include "common/vmlinux.h"
 
@@ -89,18 +89,18 @@ static __always_inline __u32 tg_pacing_rate(const struct tg_limit *limit, __u64 
 }
 
 /* The share of a socket that is established or, if `newcomer`, is becoming so. */
-static __always_inline __u64 tg_share(const struct tg_limit *limit, struct tg_queue *queue,
+static __always_inline __u64 tg_share(const struct tg_limit *limit, struct tg_nrm_queue *queue,
 				      int newcomer)
 {
 	__u64 share, flows;
 
 	if (!(limit->flags & TG_FLAG_PACE_FAIR))
 		return FS_ONE;
-	share = queue->share ? queue->share : FS_TARGET;
+	share = queue->common.share ? queue->common.share : FS_TARGET;
 	if (!newcomer)
 		return share;
 	/* Newcomers of one epoch share what the next would give them all. */
-	flows = queue->flows_before + __sync_fetch_and_add(&queue->newcomers, 1) + 1;
+	flows = queue->common.flows_before + __sync_fetch_and_add(&queue->newcomers, 1) + 1;
 	return fs_min(share, FS_TARGET / flows);
 }
 

@@ -12,11 +12,11 @@
 
 #include <bpf/bpf_helpers.h>
 
-#include "common/epoch.h"
+#include "nrm/epoch.h"
 #include "common/fair_share.h"
-#include "common/intf.h"
+#include "nrm/intf.h"
 #include "common/maps.h"
-#include "common/queues_map.h"
+#include "nrm/queues.h"
 
 /*
  * Whether limits can be inside this one. In none of those that end with a process: the verifier
@@ -39,7 +39,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, TG_QUEUES);
 	__type(key, __u32);
-	__type(value, struct tg_queue);
+	__type(value, struct tg_nrm_queue);
 } queues_of_limit_above SEC(".maps");
 
 struct {
@@ -50,7 +50,7 @@ struct {
 } sockets_of_limit_above SEC(".maps");
 
 /* Whether the limit has active children. */
-static __always_inline int tg_is_parent(const struct tg_queue *queue, __u64 now)
+static __always_inline int tg_is_parent(const struct tg_nrm_queue *queue, __u64 now)
 {
 	return can_be_parent && (__s64)(queue->children_until_ns - now) > 0;
 }
@@ -74,7 +74,7 @@ static __always_inline void tg_claim(struct bpf_sock *sk, __u64 now)
 }
 
 /* The rate that the limit may use now. */
-static __always_inline __u64 tg_rate(const struct tg_limit *l, const struct tg_queue *queue,
+static __always_inline __u64 tg_rate(const struct tg_limit *l, const struct tg_nrm_queue *queue,
 				     enum tg_direction direction)
 {
 	return has_parent && queue->cost_now ? queue->rate_bit_s : l->rate_bit_s[direction];
@@ -93,7 +93,7 @@ static __always_inline struct cl_class tg_class(const struct cl_class *child)
 }
 
 /* Counts what a class takes in this epoch of its parent. */
-__noinline int tg_use_class(struct tg_queue *parent, struct tg_queue *queue,
+__noinline int tg_use_class(struct tg_nrm_queue *parent, struct tg_nrm_queue *queue,
 			    const struct cl_class *child, __u32 bytes)
 {
 	struct cl_class class = tg_class(child);
@@ -108,7 +108,7 @@ __noinline int tg_use_class(struct tg_queue *parent, struct tg_queue *queue,
  * new rate a moment before the new cost, so bursts and pacing rates need not match the thresholds
  * for that moment.
  */
-__noinline int tg_follow(const struct tg_queue *parent, struct tg_queue *queue,
+__noinline int tg_follow(const struct tg_nrm_queue *parent, struct tg_nrm_queue *queue,
 			 const struct cl_class *child, __u64 ceiling_bit_s)
 {
 	struct cl_class class = tg_class(child);
@@ -116,7 +116,7 @@ __noinline int tg_follow(const struct tg_queue *parent, struct tg_queue *queue,
 
 	if (!parent || !queue || !parent->rate_bit_s)
 		return 0;
-	share = parent->share ? parent->share : FS_TARGET;
+	share = parent->common.share ? parent->common.share : FS_TARGET;
 	rate = cl_rate(&class, ceiling_bit_s, parent->rate_bit_s, share);
 	queue->rate_bit_s = rate;
 	queue->cost_now = cl_cost(rate);
@@ -124,7 +124,7 @@ __noinline int tg_follow(const struct tg_queue *parent, struct tg_queue *queue,
 }
 
 /* The virtual queue of a class at its present rate. */
-__noinline int tg_config_now(const struct tg_queue *queue, const struct vq_conf *ceiling,
+__noinline int tg_config_now(const struct tg_nrm_queue *queue, const struct vq_conf *ceiling,
 			     const struct cl_class *class, struct vq_conf *now)
 {
 	if (queue && ceiling && class && now)
@@ -136,10 +136,10 @@ __noinline int tg_config_now(const struct tg_queue *queue, const struct vq_conf 
  * The end of a class's epoch, reported to its parent: it has a child, and its loop is as slow as
  * this. The effect of another share shows after the child's next epoch and a round trip.
  */
-static __always_inline void tg_report(struct tg_queue *parent, const struct tg_queue *queue,
+static __always_inline void tg_report(struct tg_nrm_queue *parent, const struct tg_nrm_queue *queue,
 				      __u64 now)
 {
-	__u64 delay = 2000ULL * queue->epoch_us + queue->rtt_ns;
+	__u64 delay = 2000ULL * queue->common.epoch_us + queue->rtt_ns;
 
 	parent->children_until_ns = now + TG_CHILDREN_NS;
 	parent->rtt_ns += fs_min(delay, FS_MAX_EPOCH_NS) / 16 - parent->rtt_ns / 16;

@@ -17,7 +17,7 @@
 
 #include "nrm/admission.h"
 #include "common/exempt.h"
-#include "common/intf.h"
+#include "nrm/intf.h"
 #include "nrm/slot.h"
 #include "nrm/sockets.h"
 #include "nrm/windows.h"
@@ -86,7 +86,7 @@ static __always_inline int is_exempt(struct bpf_sock_ops *ops, const struct tg_l
 }
 
 static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg_limit *l,
-				       struct tg_queue *queue, int newcomer)
+				       struct tg_nrm_queue *queue, int newcomer)
 {
 	__u32 wanted, current = TG_PACING_UNLIMITED;
 	int ipv6 = ops->family == TG_AF_INET6;
@@ -133,7 +133,7 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 }
 
 /* Folds a round-trip time into the limit's. A lost update of a smoothed value does no harm. */
-static __always_inline void fold_rtt(struct tg_queue *queue, __u32 srtt_us)
+static __always_inline void fold_rtt(struct tg_nrm_queue *queue, __u32 srtt_us)
 {
 	__u64 rtt_ns = (__u64)srtt_us * 1000;
 
@@ -161,10 +161,10 @@ static __always_inline int leave_to_child(struct bpf_sock_ops *ops, __u64 now)
 }
 
 /* The queue whose share the socket takes; 0: a child of the limit has it. */
-static __always_inline struct tg_queue *inward_queue(struct tg_socket *ours, __u32 slot)
+static __always_inline struct tg_nrm_queue *inward_queue(struct tg_socket *ours, __u32 slot)
 {
 	__u64 now = bpf_ktime_get_ns();
-	struct tg_queue *queue = tg_queue_of(slot, TG_INGRESS);
+	struct tg_nrm_queue *queue = tg_queue_of(slot, TG_INGRESS);
 
 	if (!queue || !tg_is_parent(queue, now))
 		return queue;
@@ -181,7 +181,7 @@ static __always_inline struct tg_queue *inward_queue(struct tg_socket *ours, __u
  * second: a longer wait than 45 ms needs a request of more than 33 bytes, and within that time
  * receivers acknowledge the first part of a request of two.
  */
-static __always_inline void wait_before_asking(struct bpf_sock_ops *ops, struct tg_queue *queue,
+static __always_inline void wait_before_asking(struct bpf_sock_ops *ops, struct tg_nrm_queue *queue,
 					       struct tg_socket *ours, const struct tcp_sock *tp)
 {
 	__u32 wanted, current = TG_PACING_UNLIMITED;
@@ -213,7 +213,7 @@ __noinline int set_window_clamp(struct bpf_sock_ops *ops, int newcomer, __u32 sl
 {
 	const struct tg_limit *l = tg_limit_of(slot, TG_INGRESS);
 	struct bpf_sock *sk = ops->sk;
-	struct tg_queue *queue;
+	struct tg_nrm_queue *queue;
 	struct tg_socket *ours;
 	struct tcp_sock *tp;
 
@@ -238,7 +238,7 @@ __noinline int set_window_clamp(struct bpf_sock_ops *ops, int newcomer, __u32 sl
 static __always_inline void set_first_window(struct bpf_sock_ops *ops, __u32 slot)
 {
 	const struct tg_limit *l = tg_limit_of(slot, TG_INGRESS);
-	struct tg_queue *queue;
+	struct tg_nrm_queue *queue;
 	__u32 segments;
 	__u64 byte_s;
 
@@ -264,7 +264,7 @@ const volatile __u64 tick_ns = 4000000;
  */
 __noinline __u64 turn_ns(__u32 slot, __u32 direction, __u64 now)
 {
-	struct tg_queue *queue;
+	struct tg_nrm_queue *queue;
 	struct tg_limit *l;
 	__s64 backlog;
 	__u32 paced = 0;
@@ -273,16 +273,16 @@ __noinline __u64 turn_ns(__u32 slot, __u32 direction, __u64 now)
 		return 0;
 	l = tg_limit_of(slot, direction);
 	queue = tg_queue_of(slot, direction);
-	if (!l || !queue || !queue->cost || tg_is_parent(queue, now))
+	if (!l || !queue || !queue->common.cost || tg_is_parent(queue, now))
 		return 0;
 	/* A queue without packets for this long has no flows. */
-	if (now - queue->epoch_start_ns < 2000ULL * queue->epoch_us + SILENT_NS)
-		paced = queue->flows_before;
-	backlog = queue->finish_ns - now;
+	if (now - queue->common.epoch_start_ns < 2000ULL * queue->common.epoch_us + SILENT_NS)
+		paced = queue->common.flows_before;
+	backlog = queue->common.finish_ns - now;
 	/* Windows that are sent at once are a backlog of up to the drop threshold. */
 	if (direction == TG_INGRESS)
 		backlog -= l->queue[TG_INGRESS].drop_ns;
-	return ad_ask(&queue->turns, now, backlog, queue->cost, paced);
+	return ad_ask(&queue->turns, now, backlog, queue->common.cost, paced);
 }
 
 /* Holds the SYN of a connection that is opened here; 0: it is not held. */
@@ -315,9 +315,9 @@ static __always_inline __u32 hold_syn(struct bpf_sock_ops *ops, __u64 wait, __u6
  * sends it again when the timer ends.
  */
 static __always_inline void ask_turn(struct bpf_sock_ops *ops, const struct tg_limit *l,
-				     struct tg_queue *egress, __u32 slot)
+				     struct tg_nrm_queue *egress, __u32 slot)
 {
-	struct tg_queue *ingress = tg_queue_of(slot, TG_INGRESS), *queue = egress;
+	struct tg_nrm_queue *ingress = tg_queue_of(slot, TG_INGRESS), *queue = egress;
 	__u64 now = bpf_ktime_get_ns(), wait, other, rtt_ns;
 	__u32 ticks;
 
@@ -353,10 +353,10 @@ static __always_inline void ask_turn(struct bpf_sock_ops *ops, const struct tg_l
 }
 
 /* A connection has ended: the next ones learn from what it took. */
-static __always_inline void learn(struct bpf_sock_ops *ops, struct tg_queue *egress, __u32 slot)
+static __always_inline void learn(struct bpf_sock_ops *ops, struct tg_nrm_queue *egress, __u32 slot)
 {
 	struct tcp_sock *tp = ops->sk ? bpf_skc_to_tcp_sock(ops->sk) : 0;
-	struct tg_queue *ingress = tg_queue_of(slot, TG_INGRESS);
+	struct tg_nrm_queue *ingress = tg_queue_of(slot, TG_INGRESS);
 
 	if (!tp || !ingress || ops->args[1] != BPF_TCP_CLOSE ||
 	    tg_is_parent(egress, bpf_ktime_get_ns()))
@@ -371,7 +371,7 @@ static __always_inline void learn(struct bpf_sock_ops *ops, struct tg_queue *egr
  * for lost ones, and begins with a window of one segment. So the connection gets the usual window.
  */
 static __always_inline void set_initial_window(struct bpf_sock_ops *ops,
-					       const struct tg_queue *queue)
+					       const struct tg_nrm_queue *queue)
 {
 	struct tcp_sock *tp = ops->sk ? bpf_skc_to_tcp_sock(ops->sk) : 0;
 	__u32 window = TG_INITIAL_WINDOW;
@@ -403,7 +403,7 @@ static __always_inline void set_first_timers(struct bpf_sock_ops *ops, const str
 SEC("sockops")
 int tune(struct bpf_sock_ops *ops)
 {
-	struct tg_queue *queue;
+	struct tg_nrm_queue *queue;
 	struct tg_limit *l;
 	int begins;
 	__u32 slot;

@@ -10,9 +10,9 @@
 #ifndef TG_UNPACED_FLOW_H
 #define TG_UNPACED_FLOW_H
 
-#include "common/epoch.h"
+#include "nrm/epoch.h"
 #include "common/fair_share.h"
-#include "common/unpaced.h"
+#include "nrm/unpaced.h"
 #include "common/vqueue.h"
 
 /* The set is in the upper bits of the hash. */
@@ -118,14 +118,14 @@ static inline __attribute__((always_inline)) int uf_earns(struct uf_flow *cell, 
  * not get a share with each packet.
  */
 static inline __attribute__((always_inline)) int
-uf_within(struct tg_queue *queue, struct uf_flow *cell, __u64 now, __u32 bytes, __u64 cost)
+uf_within(struct tg_nrm_queue *queue, struct uf_flow *cell, __u64 now, __u32 bytes, __u64 cost)
 {
-	__u64 time, share = *(volatile __u32 *)&queue->share;
-	int stranger = cell->began == queue->epoch + 1;
+	__u64 time, share = *(volatile __u32 *)&queue->common.share;
+	int stranger = cell->began == queue->common.epoch + 1;
 	__s64 ahead;
 
 	if (stranger && *(volatile __u64 *)&queue->strangers_ns >=
-			    fs_max(queue->epoch_us * 1000ULL, FS_MIN_EPOCH_NS) / 2)
+			    fs_max(queue->common.epoch_us * 1000ULL, FS_MIN_EPOCH_NS) / 2)
 		return 0;
 	if (!uf_earns(cell, now, bytes, cost, share ? share : FS_TARGET))
 		return 0;

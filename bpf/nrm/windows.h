@@ -26,9 +26,10 @@ static __always_inline int tg_has_windows(const struct tg_limit *limit)
 }
 
 /* The share of a connection that is about to offer its first window. */
-static __always_inline __u64 tg_first_share(const struct tg_limit *limit, struct tg_queue *queue)
+static __always_inline __u64 tg_first_share(const struct tg_limit *limit,
+					    struct tg_nrm_queue *queue)
 {
-	__u64 flows = queue->flows_before + queue->newcomers + 1;
+	__u64 flows = queue->common.flows_before + queue->newcomers + 1;
 
 	return fs_min(tg_share(limit, queue, 0), FS_TARGET / flows);
 }
@@ -57,7 +58,7 @@ static __always_inline void tg_free_window(void *ctx, struct tcp_sock *tp, struc
  * here, and never above what the kernel or the program had chosen. What an outer limit set stays.
  */
 static __always_inline void tg_set_window(void *ctx, struct tcp_sock *tp, struct tg_socket *ours,
-					  const struct tg_limit *limit, struct tg_queue *queue,
+					  const struct tg_limit *limit, struct tg_nrm_queue *queue,
 					  int newcomer, int ipv6)
 {
 	__u32 current = tp->window_clamp, mss, rtt_us, wanted;

@@ -4,6 +4,7 @@
 #define TG_POLICE_INTF_H
 
 #include "common/intf.h"
+#include "common/sample.h"
 #include "police/meter.h"
 
 /* The settings of a policer. */
@@ -22,6 +23,17 @@ struct tg_police_counters {
 	/* By the colour of the packets. */
 	__u64 packets[PL_COLOURS];
 	__u64 bytes[PL_COLOURS];
+};
+
+/* Buffers of each sample of flows: packets fill one while user space reads the other. */
+#define TG_BUFFERS 2
+
+/* What a group adds to a limit in one direction. Only user space writes it. */
+struct tg_group {
+	/* The probability of a drop before the limit itself, in 2^-32. */
+	__u32 drop;
+	/* The buffer into which flows are counted, from 1 on; 0: they are not counted. */
+	__u32 sample;
 };
 
 /*

@@ -11,7 +11,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "common/exempt_packet.h"
-#include "common/group.h"
+#include "police/group.h"
 #include "common/packet.h"
 #include "police/police_limit.h"
 #include "police/police_packet.h"

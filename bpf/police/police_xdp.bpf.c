@@ -9,7 +9,7 @@
 
 #include "common/exempt.h"
 #include "common/frame.h"
-#include "common/group.h"
+#include "police/group.h"
 #include "police/police_limit.h"
 
 /* Whether a frame is exempt by its DSCP, or by its source. */

@@ -12,7 +12,6 @@
 #include "common/counters_map.h"
 #include "common/intf.h"
 #include "common/maps.h"
-#include "common/queues_map.h"
 
 /* The workload's direction of what leaves the device. */
 const volatile __u32 direction_out = TG_EGRESS;

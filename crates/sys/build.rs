@@ -12,8 +12,8 @@ mod bpf;
 
 const BPF: &str = "../../bpf";
 
-/// The types that every limit has, and those of `edt` and `police`; their names in Rust.
-const INTF: [(&str, &str); 29] = [
+/// The types that every limit has, and those of `nrm`, `edt` and `police`; their names in Rust.
+const INTF: [(&str, &str); 30] = [
     ("ad_turns", "Turns"),
     ("cl_class", "ClassConf"),
     ("pl_action", "pl_action"),
@@ -32,6 +32,7 @@ const INTF: [(&str, &str); 29] = [
     ("tg_length", "Length"),
     ("tg_lengths", "Lengths"),
     ("tg_limit", "Limit"),
+    ("tg_nrm_queue", "NrmQueue"),
     ("tg_place", "PlaceKey"),
     ("tg_police_counters", "PoliceCounters"),
     ("tg_police_limit", "Entry"),
@@ -83,7 +84,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // Half of it is enough to tell the builds of one host apart.
     let build = format!("{}+{:08x}", env!("CARGO_PKG_VERSION"), programs as u32);
     println!("cargo:rustc-env=TIDEGATE_BUILD={build}");
-    let layout = bindings("intf.rs", &["edt/intf.h", "police/intf.h"], &INTF)?;
+    let layout = bindings("intf.rs", &["nrm/intf.h", "edt/intf.h", "police/intf.h"], &INTF)?;
     println!("cargo:rustc-env=TIDEGATE_LAYOUT={layout}");
     bindings("acks.rs", &["acks/acks.h"], &ACKS)?;
     bindings("shared.rs", &["gate/gate.h", "htb/htb.h", "waiting/waiting.h"], &SHARED)?;

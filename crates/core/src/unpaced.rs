@@ -22,7 +22,7 @@
 //! that is on its way; beyond them all traffic counts. In any time `t` no more of them passes than `rate x (t
 //! + burst + drop)` and one packet, with `drop` of these thresholds.
 //!
-//! O(1) time; 8 bytes a flow, and one finish time. The kernel's copy is `bpf/common/unpaced.h`.
+//! O(1) time; 8 bytes a flow, and one finish time. The kernel's copy is `bpf/nrm/unpaced.h`.
 
 pub mod flows;
 

@@ -2,7 +2,7 @@
 //! of the loss, so their requests wait for a timer, 200 ms or more. Where requests are fine there are none.
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
-use tidegate_core::{Direction, Scheme};
+use tidegate_core::Direction;
 use tidegate_sys::intf::{self, RISK_TABLE, Risk};
 
 /// Packets by cause, in the order of [`RISK_TABLE`]; `None` where nobody can tell.
@@ -10,14 +10,12 @@ use tidegate_sys::intf::{self, RISK_TABLE, Risk};
 pub struct AtRisk(pub [Option<u64>; intf::RISKS]);
 
 impl AtRisk {
-    /// Since the limit was put on; `None` with schemes that do not count them. What a sender elsewhere has in
-    /// flight is not known, so on ingress only connections that begin are counted.
+    /// What a limit has counted in a direction since it was put on. What a sender elsewhere has in flight is
+    /// not known, so on ingress only connections that begin are counted.
     #[must_use]
-    pub fn of(scheme: Scheme, direction: Direction, queue: &intf::Queue) -> Option<AtRisk> {
+    pub fn of(direction: Direction, counted: [u64; intf::RISKS]) -> AtRisk {
         let known = |risk: &Risk| direction == Direction::Egress || risk.on_ingress;
-        let counted: [_; intf::RISKS] =
-            std::array::from_fn(|i| known(&RISK_TABLE[i]).then_some(queue.at_risk[i]));
-        scheme.info().sets_sockets.then_some(AtRisk(counted))
+        AtRisk(std::array::from_fn(|i| known(&RISK_TABLE[i]).then_some(counted[i])))
     }
 
     #[must_use]
@@ -72,25 +70,21 @@ impl Serialize for AtRisk {
 mod tests {
     use super::*;
 
-    fn of(scheme: Scheme, direction: Direction) -> Option<AtRisk> {
-        let queue = intf::Queue { at_risk: [3, 2, 0], ..intf::Queue::default() };
-        AtRisk::of(scheme, direction, &queue)
-    }
+    const COUNTED: [u64; intf::RISKS] = [3, 2, 0];
 
     #[test]
     fn nobody_knows_what_a_sender_elsewhere_has_in_flight() {
-        let egress = of(Scheme::Pace, Direction::Egress).unwrap();
+        let egress = AtRisk::of(Direction::Egress, COUNTED);
         assert_eq!((egress.packets(), egress.is_whole()), (5, true));
-        let ingress = of(Scheme::Nrm, Direction::Ingress).unwrap();
+        let ingress = AtRisk::of(Direction::Ingress, COUNTED);
         assert_eq!((ingress.packets(), ingress.is_whole()), (3, false));
-        assert_eq!(of(Scheme::Edt, Direction::Egress), None);
         let json = serde_json::to_string(&ingress).unwrap();
         insta::assert_snapshot!(json, @r#"{"connecting_packets":3,"credit_used_packets":null,"not_paced_packets":null}"#);
     }
 
     #[test]
     fn only_causes_that_there_are_are_named() {
-        let now = of(Scheme::Pace, Direction::Egress).unwrap();
+        let now = AtRisk::of(Direction::Egress, COUNTED);
         let names =
             |at_risk: &AtRisk| at_risk.causes().map(|(r, n)| (r.name, n)).collect::<Vec<_>>();
         assert_eq!(names(&now), [("connecting", 3), ("credit_used", 2)]);

@@ -17,7 +17,7 @@ use tidegate_core::{
 use tidegate_sys::{
     clock::monotonic_ns,
     intf::{self, OUTCOME_TABLE},
-    limit::{Colours, LimitError, LimitMaps, LimitOptions},
+    limit::{Colours, FairShare, LimitError, LimitMaps, LimitOptions, Reading},
     store::{Before, Listing, PinnedLimit, Unreadable},
     xdp::XdpMode,
 };
@@ -265,31 +265,29 @@ impl Fair {
     /// As the kernel's side has it at `now_ns`; `None` where flows have no share.
     fn of(
         limit: &intf::Limit,
-        queue: &intf::Queue,
         direction: Direction,
+        reading: &Reading,
         now_ns: u64,
     ) -> Option<Fair> {
-        let scheme = limit.scheme();
-        let paced = scheme == Scheme::Pace;
-        let departs = scheme == Scheme::Edt;
-        let windows = scheme == Scheme::Spring;
+        let fair = reading.fair?;
+        let has_share = match limit.scheme() {
+            Scheme::Pace | Scheme::Edt => direction == Direction::Egress,
+            scheme => scheme == Scheme::Spring,
+        };
         // The share of a limit with children is theirs, not its flows'.
-        let is_parent = queue.children_until_ns > now_ns;
-        let has_share = windows || direction == Direction::Egress && (paced || departs);
+        let is_parent = fair.children_until_ns > now_ns;
         if !has_share || is_parent {
             return None;
         }
-        let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
-        let share = if queue.share == 0 { TARGET } else { queue.share.into() };
+        let share = if fair.share == 0 { TARGET } else { fair.share.into() };
         let i = intf::index(direction);
-        let is_child = limit.class[i].weight != 0 && queue.cost_now != 0;
-        let rate = if is_child { queue.rate_bit_s } else { limit.rate_bit_s[i] };
-        let rate = u128::from(rate);
+        let part = reading.part.filter(|_| limit.class[i].weight != 0);
+        let rate = part.map_or(limit.rate_bit_s[i], |part| part.rate_bit_s);
         Some(Fair {
-            flows: if silent { 0 } else { queue.flows.max(queue.flows_before) },
-            share_bit_s: (rate * u128::from(share) / u128::from(ONE)) as u64,
-            rtt_ns: (paced && queue.rtt_ns > 0).then_some(queue.rtt_ns),
-            held: if paced { queue.turns.held } else { 0 },
+            flows: if is_silent(&fair, now_ns) { 0 } else { fair.flows },
+            share_bit_s: (u128::from(rate) * u128::from(share) / u128::from(ONE)) as u64,
+            rtt_ns: (fair.rtt_ns > 0).then_some(fair.rtt_ns),
+            held: fair.held,
         })
     }
 }
@@ -509,37 +507,42 @@ impl DirectionStatus {
     ) -> Result<DirectionStatus, LimitError> {
         let reading = maps.read(direction)?;
         let i = intf::index(direction);
-        let queue = &reading.queue;
-        let is_child = limit.class[i].weight != 0;
-        let conf = limit.queue_now(queue, direction);
+        let conf = limit.queue_now(reading.part, direction);
         let now_ns = monotonic_ns();
         let ago = |at: u64| (at > 0).then(|| now_ns.saturating_sub(at));
-        let silent = now_ns.saturating_sub(queue.epoch_start_ns) > SILENT_NS;
+        let fair = reading.fair.filter(|fair| !is_silent(fair, now_ns));
+        let part = reading.part.filter(|_| limit.class[i].weight != 0 && fair.is_some());
         // What the kernel's HTB has saved up it does not say.
         let scheme = limit.scheme();
         let credit_ns = if scheme.info().has_qdisc { 0 } else { conf.burst_ns };
-        let share = (f64::from(queue.share) / ONE as f64 * 1e4).round() / 1e4;
+        let share = |share: u32| (f64::from(share) / ONE as f64 * 1e4).round() / 1e4;
         Ok(DirectionStatus {
             rate_bit_s: limit.rate_bit_s[i],
-            now_bit_s: (is_child && !silent).then_some(queue.rate_bit_s),
-            share: (queue.share != 0 && !silent).then_some(share),
+            now_bit_s: part.map(|part| part.rate_bit_s),
+            share: fair.filter(|fair| fair.share != 0).map(|fair| share(fair.share)),
             burst_ns: conf.burst_ns,
             mark_ns: Some(conf.mark_ns).filter(|mark| *mark < MAX_SPAN.0),
             drop_ns: conf.drop_ns,
             backlog_ns: match scheme {
                 // A policer's time is that at which its bucket is full.
                 Scheme::Police => {
-                    backlog_ns(queue.finish_ns.wrapping_sub(conf.burst_ns), now_ns, conf.burst_ns)
+                    let empty_ns = reading.finish_ns.wrapping_sub(conf.burst_ns);
+                    backlog_ns(empty_ns, now_ns, conf.burst_ns)
                 }
-                _ => backlog_ns(reading.queue.finish_ns, now_ns, credit_ns),
+                _ => backlog_ns(reading.finish_ns, now_ns, credit_ns),
             },
-            fair: Fair::of(limit, &reading.queue, direction, now_ns),
-            at_risk: AtRisk::of(scheme, direction, &reading.queue),
+            fair: Fair::of(limit, direction, &reading, now_ns),
+            at_risk: reading.at_risk.map(|counted| AtRisk::of(direction, counted)),
             last: Ages(reading.counters.last_ns.map(ago)),
             counters: Counts { packets: reading.counters.packets, bytes: reading.counters.bytes },
             colours: reading.colours,
         })
     }
+}
+
+/// Whether nobody has used the share lately.
+fn is_silent(fair: &FairShare, now_ns: u64) -> bool {
+    now_ns.saturating_sub(fair.epoch_start_ns) > SILENT_NS
 }
 
 /// The distance of the theoretical finish time from now; an idle queue has its whole burst as credit.

@@ -17,9 +17,9 @@
 #include <bpf/bpf_helpers.h>
 
 #include "common/counters.h"
-#include "common/intf.h"
 #include "common/vqueue.h"
 #include "common/wire_bytes.h"
+#include "nrm/intf.h"
 
 #define SH_CHUNK 32
 
@@ -31,12 +31,12 @@
 /* What a program needs of a limit. */
 struct sh_limit {
 	const struct tg_limit *limit;
-	struct tg_queue *queue;
+	struct tg_nrm_queue *queue;
 	struct tg_counters *counters;
 };
 
 static __always_inline int sh_pass(struct __sk_buff *skb, const struct vq_conf *conf,
-				   struct tg_queue *queue, struct tg_counters *counters,
+				   struct tg_nrm_queue *queue, struct tg_counters *counters,
 				   __u32 direction)
 {
 	__u64 now = bpf_ktime_get_ns(), seen, cost;
@@ -44,7 +44,7 @@ static __always_inline int sh_pass(struct __sk_buff *skb, const struct vq_conf *
 
 	if (!conf->cost)
 		return 1;
-	seen = *(volatile __u64 *)&queue->finish_ns;
+	seen = *(volatile __u64 *)&queue->common.finish_ns;
 	if (vq_zone(conf, seen - now) == VQ_FULL) {
 		tg_add(&counters->packets[TG_DROP_FULL], 1, direction == TG_INGRESS);
 		tg_add(&counters->bytes[TG_DROP_FULL], bytes, direction == TG_INGRESS);
@@ -52,7 +52,7 @@ static __always_inline int sh_pass(struct __sk_buff *skb, const struct vq_conf *
 		return direction == TG_EGRESS ? 2 : 0;
 	}
 	cost = vq_cost_ns(conf, bytes, &carry);
-	vq_charge(conf, &queue->finish_ns, &queue->skipped_ns, seen, now, cost);
+	vq_charge(conf, &queue->common.finish_ns, &queue->common.skipped_ns, seen, now, cost);
 	counters->carry = carry;
 	tg_add(&counters->packets[TG_PASS], 1, direction == TG_INGRESS);
 	tg_add(&counters->bytes[TG_PASS], bytes, direction == TG_INGRESS);
@@ -108,7 +108,7 @@ static __always_inline int sh_gate(struct __sk_buff *skb, const struct sh_limit 
 	} name SEC(".maps")
 
 SH_ARRAY(own_limits, BPF_MAP_TYPE_ARRAY, SH_LIMITS, struct tg_limit);
-SH_ARRAY(own_queues, BPF_MAP_TYPE_ARRAY, SH_QUEUES, struct tg_queue);
+SH_ARRAY(own_queues, BPF_MAP_TYPE_ARRAY, SH_QUEUES, struct tg_nrm_queue);
 SH_ARRAY(own_counters, BPF_MAP_TYPE_PERCPU_ARRAY, SH_COUNTERS, struct tg_counters);
 
 static __always_inline void find_own(void *ctx, __u32 direction, struct sh_limit *found)
@@ -135,7 +135,7 @@ struct {
 } slot_places SEC(".maps");
 
 SH_ARRAY(slot_limits, BPF_MAP_TYPE_ARRAY, SH_LIMITS, struct tg_limit);
-SH_ARRAY(slot_queues, BPF_MAP_TYPE_ARRAY, SH_QUEUES, struct tg_queue);
+SH_ARRAY(slot_queues, BPF_MAP_TYPE_ARRAY, SH_QUEUES, struct tg_nrm_queue);
 SH_ARRAY(slot_counters, BPF_MAP_TYPE_PERCPU_ARRAY, SH_COUNTERS, struct tg_counters);
 
 static __always_inline void find_slot(void *ctx, __u32 direction, struct sh_limit *found)
@@ -171,7 +171,8 @@ struct {
 	} name SEC(".maps")
 
 SH_CHUNKED(chunk_limits, sh_chunk_limits, BPF_MAP_TYPE_ARRAY, SH_LIMITS, sizeof(struct tg_limit));
-SH_CHUNKED(chunk_queues, sh_chunk_queues, BPF_MAP_TYPE_ARRAY, SH_QUEUES, sizeof(struct tg_queue));
+SH_CHUNKED(chunk_queues, sh_chunk_queues, BPF_MAP_TYPE_ARRAY, SH_QUEUES,
+	   sizeof(struct tg_nrm_queue));
 SH_CHUNKED(chunk_counters, sh_chunk_counters, BPF_MAP_TYPE_PERCPU_ARRAY, SH_COUNTERS,
 	   sizeof(struct tg_counters));
 
@@ -198,7 +199,7 @@ SH_PROGRAMS(chunk, find_chunk, find_chunk)
 /* Without what user space alone reads: older kernels store a page at most. */
 struct sh_whole {
 	struct vq_conf conf[TG_DIRECTIONS];
-	struct tg_queue queue[TG_DIRECTIONS];
+	struct tg_nrm_queue queue[TG_DIRECTIONS];
 };
 
 struct {
@@ -257,7 +258,7 @@ struct {
 } ancestor_places SEC(".maps");
 
 SH_ARRAY(ancestor_limits, BPF_MAP_TYPE_ARRAY, SH_LIMITS, struct tg_limit);
-SH_ARRAY(ancestor_queues, BPF_MAP_TYPE_ARRAY, SH_QUEUES, struct tg_queue);
+SH_ARRAY(ancestor_queues, BPF_MAP_TYPE_ARRAY, SH_QUEUES, struct tg_nrm_queue);
 SH_ARRAY(ancestor_counters, BPF_MAP_TYPE_PERCPU_ARRAY, SH_COUNTERS, struct tg_counters);
 
 static __always_inline void find_ancestor(struct __sk_buff *skb, __u32 direction,

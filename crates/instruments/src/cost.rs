@@ -233,7 +233,11 @@ impl Measurement<'_> {
             return Ok(());
         }
         let queue = intf::Queue { finish_ns: monotonic_ns() + HOUR_NS, ..Default::default() };
-        put(&program.map("queues_of_limit")?, Direction::Egress, bytemuck::bytes_of(&queue))
+        let map = program.map("queues_of_limit")?;
+        // A scheme has more behind it.
+        let mut value = bytemuck::bytes_of(&queue).to_vec();
+        value.resize(map.value_size() as usize, 0);
+        put(&map, Direction::Egress, &value)
     }
 
     /// Gives the bucket of a policer its state.

@@ -178,7 +178,7 @@ impl Copy {
     fn fill_chunks(&self, chunks: u32) -> Result<(), SharingError> {
         for (name, kind, value_bytes, entries) in [
             ("chunk_limits", MapType::Array, size_of::<intf::Limit>(), intf::LIMITS),
-            ("chunk_queues", MapType::Array, size_of::<intf::Queue>(), intf::DIRECTIONS),
+            ("chunk_queues", MapType::Array, size_of::<intf::NrmQueue>(), intf::DIRECTIONS),
             ("chunk_counters", MapType::PercpuArray, size_of::<intf::Counters>(), intf::DIRECTIONS),
         ] {
             for chunk in 0..chunks {
@@ -287,7 +287,7 @@ impl Limits {
                 .map_err(failed("write the place of a cgroup"))?;
         } else if self.sharing == Sharing::Whole {
             let mut state = bytemuck::bytes_of(&[conf(rate); intf::DIRECTIONS]).to_vec();
-            state.extend(vec![0; intf::DIRECTIONS * size_of::<intf::Queue>()]);
+            state.extend(vec![0; intf::DIRECTIONS * size_of::<intf::NrmQueue>()]);
             copy.map("whole_states")?
                 .update(&key, &state, MapFlags::ANY)
                 .map_err(failed("write the state of a cgroup"))?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-#include "common/epoch.h"
-#include "common/unpaced.h"
+#include "nrm/epoch.h"
+#include "nrm/unpaced.h"
 #include "nrm/unpaced_flow.h"
 
 __u64 native_vq_time_ns(__u64 bytes, __u64 cost)
@@ -67,7 +67,7 @@ struct native_pace_packet {
  * A packet at the egress of a limit that paces, as gate() of nrm.bpf.c judges and charges it; 1: it
  * passes. `flow` has what its socket has of it, or what a flow has that cannot be paced.
  */
-int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, struct uf_flow *flow,
+int native_up_packet(const struct vq_conf *conf, struct tg_nrm_queue *queue, struct uf_flow *flow,
 		     const struct native_pace_packet *p)
 {
 	struct vq_packet packet = {
@@ -75,7 +75,7 @@ int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, struct 
 	    .in_flight = 1,
 	    .local = 1,
 	};
-	__s64 backlog = queue->finish_ns - p->now_ns;
+	__s64 backlog = queue->common.finish_ns - p->now_ns;
 	int reserved = 0;
 	enum vq_zone zone = vq_zone(conf, backlog);
 	__u64 cost_ns = vq_time_ns(p->wire_bytes, conf->cost), standing, depth_ns = 0;
@@ -90,21 +90,21 @@ int native_up_packet(const struct vq_conf *conf, struct tg_queue *queue, struct 
 	packet.wire_bytes = up_judged_bytes(p->wire_bytes, p->unpaced && !reserved);
 	if (reserved || !p->unpaced)
 		depth_ns = up_depth_ns(conf, beside_unpaced, RTT_NS);
-	if (!p->unpaced && !up_has_much(flow->sent, queue->epoch + 1))
+	if (!p->unpaced && !up_has_much(flow->sent, queue->common.epoch + 1))
 		depth_ns = fs_max(depth_ns, conf->drop_ns) + UP_CREDIT_NS;
 	if (zone != VQ_FREE && backlog > (__s64)depth_ns &&
 	    (zone == VQ_FULL || vq_decide(conf, zone, backlog, &packet, p->random) >= VQ_DROP_FULL))
 		return 0;
-	vq_charge(conf, &queue->finish_ns, &queue->skipped_ns, queue->finish_ns, p->now_ns,
-		  cost_ns);
+	vq_charge(conf, &queue->common.finish_ns, &queue->common.skipped_ns,
+		  queue->common.finish_ns, p->now_ns, cost_ns);
 	if (!p->unpaced)
 		ep_use(queue, &flow->sent, &flow->seen, p->wire_bytes, conf->cost, 1);
 	standing = up_standing_ns(conf, 3000000, RTT_NS);
 	if (queue->flooded)
 		standing = fs_max(standing, conf->drop_ns);
-	backlog = queue->finish_ns - p->now_ns - cost_ns - standing;
-	if (tg_turn_epoch(conf, queue, p->now_ns, backlog > 0 ? backlog : 0, RTT_NS, p->burst_bytes,
-			  p->rate_bit_s))
+	backlog = queue->common.finish_ns - p->now_ns - cost_ns - standing;
+	if (ep_turn(conf, queue, p->now_ns, backlog > 0 ? backlog : 0, RTT_NS, p->burst_bytes,
+		    p->rate_bit_s))
 		queue->flooded = queue->strangers_ns = 0;
 	return 1;
 }

@@ -17,8 +17,9 @@ use libbpf_rs::{
 use tidegate_core::scheme::SCHEMES;
 
 use crate::{
-    limit::{LimitMaps, slot_pool::slot_of},
+    limit::{Carried, LimitMaps, slot_pool::slot_of},
     links::{self, On},
+    schemes::{self, MapsByName},
 };
 
 /// Maps that a program of a limit has at most, constants included.
@@ -81,29 +82,20 @@ pub fn attached(wanted: impl Fn(u64) -> bool) -> Vec<Attached> {
 /// The maps of a limit by its program on a cgroup; `None` if the program is another one, or has gone.
 fn maps_of(program: u32, cgroup_id: u64) -> Option<LimitMaps> {
     let (name, ids) = program_maps(program)?;
-    if !SCHEMES.iter().any(|info| info.cgroup_programs.first() == Some(&name.as_str())) {
-        return None;
-    }
+    let scheme =
+        SCHEMES.iter().find(|info| info.cgroup_programs.first() == Some(&name.as_str()))?.scheme;
     // The maps of a parent have the same names and are met later (maps.h): the first ones are the limit's
     // own.
-    let (mut limit, mut queues, mut counters, mut exempt) = (None, None, None, None);
-    let mut slots = None;
+    let mut maps = MapsByName::new();
     for id in ids {
         let Ok(map) = MapHandle::from_map_id(id) else { continue };
-        let place = match map.name().to_str() {
-            Some("limit") => &mut limit,
-            Some("queues_of_limit" | "meters_of_limit") => &mut queues,
-            Some("counters") => &mut counters,
-            Some("exempt_prefixes") => &mut exempt,
-            Some("slots_of_cgroup") => &mut slots,
-            _ => continue,
-        };
-        place.get_or_insert(map);
+        maps.entry(map.name().to_string_lossy().into_owned()).or_insert(map);
     }
-    let (limit, queues, counters) = (limit?, queues?, counters?);
-    let at = slots.map_or(0, |slots| slot_of(&slots, cgroup_id));
-    // For reading: nothing is set on sockets by these.
-    Some(LimitMaps { exempt, at, ..LimitMaps::new(limit, queues, counters) })
+    let own = schemes::of(scheme).of_program(&mut maps)?;
+    let mut take = |name| maps.remove(name);
+    let (limit, counters, exempt) = (take("limit")?, take("counters")?, take("exempt_prefixes"));
+    let at = take("slots_of_cgroup").map_or(0, |slots| slot_of(&slots, cgroup_id));
+    Some(LimitMaps { limit, counters, exempt, at, carried: Carried::default(), own })
 }
 
 /// The name of a program, and the ids of its maps.

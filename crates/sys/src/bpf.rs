@@ -107,6 +107,18 @@ pub(crate) fn name_in(dir: &Path, link: &str) -> Option<String> {
     fs::read_link(dir.join(link)).ok()?.to_str().map(str::to_owned)
 }
 
+/// Opens the map that is pinned in a directory.
+pub(crate) fn open_map(dir: &Path, pin: &'static str) -> Result<MapHandle, LimitError> {
+    MapHandle::from_pinned_path(dir.join(pin)).map_err(map_error(pin))
+}
+
+/// The same of one whose values this version reads as `T`.
+pub(crate) fn open_array<T>(dir: &Path, pin: &'static str) -> Result<MapHandle, LimitError> {
+    let map = open_map(dir, pin)?;
+    let is_so = map.value_size() as usize == size_of::<T>();
+    is_so.then_some(map).ok_or(LimitError::Layout(pin))
+}
+
 /// Zeroes values of an array, of each CPU if it has one for each. A map of another build may have another
 /// layout.
 pub(crate) fn clear<T>(

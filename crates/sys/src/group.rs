@@ -84,7 +84,7 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub fn measure(&self, direction: Direction) -> Result<Measured, LimitError> {
-        let flows = match &self.group {
+        let flows = match self.own.group() {
             Some(group) => group.take_flows(direction)?,
             None => Vec::new(),
         };
@@ -105,7 +105,7 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`]; the earlier probability is in force.
     pub fn set_drop(&self, direction: Direction, probability: f64) -> Result<bool, LimitError> {
-        let Some(group) = &self.group else { return Ok(false) };
+        let Some(group) = self.own.group() else { return Ok(false) };
         let now = group.get(direction)?;
         group.set(direction, intf::Group { drop: grd::threshold(probability), ..now })?;
         Ok(true)
@@ -116,7 +116,7 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub fn drop_probability(&self, direction: Direction) -> Result<f64, LimitError> {
-        let Some(group) = &self.group else { return Ok(0.0) };
+        let Some(group) = self.own.group() else { return Ok(0.0) };
         Ok(f64::from(group.get(direction)?.drop) / 4_294_967_296.0)
     }
 
@@ -125,7 +125,7 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError::Map`].
     pub fn leave_group(&self, direction: Direction) -> Result<(), LimitError> {
-        let Some(group) = &self.group else { return Ok(()) };
+        let Some(group) = self.own.group() else { return Ok(()) };
         group.set(direction, intf::Group::default())?;
         group.remove_sample(direction)
     }

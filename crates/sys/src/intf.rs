@@ -1,6 +1,6 @@
-//! What lies in the maps that the eBPF programs and user space share: bindgen's view of `bpf/common/intf.h`,
-//! `bpf/edt/intf.h` and `bpf/police/intf.h`, where fields are explained, and the conversions from and to the
-//! types of `tidegate-core`.
+//! What lies in the maps that the eBPF programs and user space share: bindgen's view of `intf.h` in
+//! `bpf/common`, `bpf/nrm`, `bpf/edt` and `bpf/police`, where fields are explained, and the conversions from
+//! and to the types of `tidegate-core`.
 
 use std::ops::{Deref, DerefMut};
 
@@ -21,13 +21,13 @@ pub(crate) mod headers {
 }
 pub use headers::{
     Adoption, Bucket, ClassConf, Counters, EdtQueue, Entry, FlowCell, FlowCells, Group, Kept,
-    Length, Lengths, Limit, Meter, PlaceKey, PoliceCounters, Policy, Queue, QueueConf, Side, Slot,
-    Turns,
+    Length, Lengths, Limit, Meter, NrmQueue, PlaceKey, PoliceCounters, Policy, Queue, QueueConf,
+    Side, Slot, Turns,
 };
 
 /// The version of all that is here, and of the pins of a limit: one does not read the maps of another.
 /// Kept with each limit (see `store/intent.rs`).
-pub const ABI: u32 = 5;
+pub const ABI: u32 = 6;
 /// The length of every per-direction array.
 pub const DIRECTIONS: usize = headers::TG_DIRECTIONS as usize;
 /// A limit, and after it by direction what it is once its time has come.
@@ -197,6 +197,26 @@ impl DerefMut for Entry {
     }
 }
 
+impl From<Queue> for NrmQueue {
+    fn from(common: Queue) -> NrmQueue {
+        NrmQueue { common, ..NrmQueue::default() }
+    }
+}
+
+impl Deref for NrmQueue {
+    type Target = Queue;
+
+    fn deref(&self) -> &Queue {
+        &self.common
+    }
+}
+
+impl DerefMut for NrmQueue {
+    fn deref_mut(&mut self) -> &mut Queue {
+        &mut self.common
+    }
+}
+
 impl From<BucketConfig> for Bucket {
     fn from(config: BucketConfig) -> Self {
         let BucketConfig { rate, burst, fill } = config;
@@ -310,7 +330,7 @@ mod tests {
     fn the_layout_is_that_of_the_abi() {
         assert_eq!(
             (super::ABI, env!("TIDEGATE_LAYOUT")),
-            (5, "11222799734288739749"),
+            (6, "6531611906240412758"),
             "the layout has changed: raise ABI, and note its sum here"
         );
     }

@@ -14,7 +14,6 @@ use crate::{
 mod attached;
 mod carried;
 mod error;
-mod handle;
 mod maps;
 mod options;
 mod parent;
@@ -27,12 +26,11 @@ pub use attached::AttachedLimit;
 pub(crate) use attached::{Loaded, attach};
 pub(crate) use carried::Carried;
 pub use error::LimitError;
-pub(crate) use handle::Handle;
-pub(crate) use maps::Adopt;
 pub use maps::LimitMaps;
+pub(crate) use maps::{Adopt, Handle};
 pub use options::LimitOptions;
 pub(crate) use parent::{ParentMaps, set_parent};
-pub use reading::{Colours, Reading};
+pub use reading::{Colours, FairShare, Part, Reading};
 pub use settings::Lease;
 
 impl AttachedLimit {

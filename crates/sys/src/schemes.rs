@@ -2,16 +2,17 @@
 //! `tidegate-core`, which holds all that needs no kernel.
 //!
 //! The store and `run` know a scheme only by the trait `Scheme`, and what a limit has in the kernel beside
-//! its maps by the trait `Handle`. So a new scheme is a module, a line of `of` and a row.
+//! its settings and counters by the trait `Handle`. So a new scheme is a module, a line of `of` and a row.
 //!
 //! [`SCHEMES`]: tidegate_core::scheme::SCHEMES
 
 use std::{
+    collections::BTreeMap,
     os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
 };
 
-use libbpf_rs::ProgramMut;
+use libbpf_rs::{MapHandle, ProgramMut};
 
 use tidegate_core::{self as core, queue_options::ConfigError};
 
@@ -55,6 +56,19 @@ pub(crate) fn successors(
     };
     programs.iter().map(successor).collect()
 }
+
+/// A limit as it is pinned.
+pub(crate) struct Pinned<'a> {
+    pub(crate) dir: &'a Path,
+    pub(crate) limit: &'a intf::Limit,
+    /// What was asked of it.
+    pub(crate) asked: &'a LimitOptions,
+    /// Where it shares maps with others: the directory of their pool, and its place there.
+    pub(crate) pool: Option<(&'a Path, u32)>,
+}
+
+/// The maps of a program, by the kernel's name for them, of 15 letters at most.
+pub(crate) type MapsByName = BTreeMap<String, MapHandle>;
 
 /// How the limits of a scheme are pinned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,16 +138,17 @@ pub(crate) trait Scheme: Sync {
         Ok(Vec::new())
     }
 
-    /// Opens what a limit has beside its maps, which are pinned in `dir`.
+    /// Opens what a limit that is pinned has beside its settings and counters.
     ///
     /// # Errors
-    /// The name of what it lacks.
-    fn open(
-        &self,
-        _dir: &Path,
-        _limit: &intf::Limit,
-    ) -> Result<Option<Box<dyn Handle>>, &'static str> {
-        Ok(None)
+    /// [`LimitError`].
+    fn open(&self, pinned: &Pinned<'_>) -> Result<Box<dyn Handle>, LimitError> {
+        Err(ConfigError::Scheme(pinned.limit.scheme()).into())
+    }
+
+    /// The same by the maps of its program on a cgroup, for reading.
+    fn of_program(&self, _maps: &mut MapsByName) -> Option<Box<dyn Handle>> {
+        None
     }
 
     /// How its limits are pinned.

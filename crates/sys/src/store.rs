@@ -1,7 +1,8 @@
 //! Limits that stay: pinned in the BPF file system, one directory a limit.
 //!
 //! ```text
-//! /sys/fs/bpf/tidegate/NAME/{limit,queues,counters,sockets,exempt}  maps
+//! /sys/fs/bpf/tidegate/NAME/{limit,counters,exempt}      maps
+//!                           {queues,sockets}                  ... and those of its scheme
 //!                           {egress,ingress,sockops}          links
 //!                           {group,samples}                   of scheme police: maps for a group
 //!                           sample_{egress,ingress}           ... and the buffers in the second
@@ -61,12 +62,12 @@ use tidegate_core::Scope;
 use crate::{
     bpf::name_in,
     cgroup::Hierarchy,
+    clock::boottime,
     device::{Target, XDP_PIN},
     fq::FqError,
-    group::GroupMaps,
     intf,
-    limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, ParentMaps},
-    schemes::{self, Pinning, Programs, needs_other_programs},
+    limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, settings::Settings},
+    schemes::{self, Pinned, Pinning, Programs, needs_other_programs},
     xdp::{self, XdpMode},
 };
 use journal::{Deed, Journal};
@@ -110,9 +111,6 @@ const PORT: &str = "port";
 const PARENT: &str = "parent";
 /// The directory of the members of a limit over several cgroups.
 const MEMBERS: &str = "members";
-/// The pins of the maps by which it acts for a group.
-const GROUP: &str = "group";
-const SAMPLES: &str = "samples";
 /// How long a writer waits for another one.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const LOCK_POLL: Duration = Duration::from_millis(20);
@@ -358,48 +356,35 @@ impl Store {
         }
         let asked = intent.options.ok_or_else(no_intent)?;
         let open = |map: &str| open_map(&dir, map);
-        let mut maps = LimitMaps {
-            limit: open("limit")?,
-            queues: open("queues")?,
-            counters: open("counters")?,
+        let (settings, counters, at) = (open("limit")?, open("counters")?, self.at_of(name));
+        unreadable::check_layout(&settings, &counters).map_err(limit_error(name))?;
+        let limit = Settings::read(&settings, at).map_err(limit_error(name))?.at(boottime());
+        let scheme = schemes::of(limit.scheme());
+        let room = self.place_of(name);
+        let pool = room.as_ref().map(|(pool, place)| (pool.as_path(), *place));
+        let pinned = Pinned { dir: &dir, limit: &limit, asked: &asked, pool };
+        let maps = LimitMaps {
+            limit: settings,
+            counters,
             exempt: dir.join(EXEMPT).exists().then(|| open(EXEMPT)).transpose()?,
-            sockets: dir.join("sockets").exists().then(|| open("sockets")).transpose()?,
-            parent: ParentMaps::open(&dir).map_err(limit_error(name))?,
-            handle: None,
-            at: self.at_of(name),
-            place: self.open_place(name, &asked),
-            pool: self.pool_of(name)?,
+            at,
             carried: self.carried_in(name),
-            group: match dir.join(GROUP).exists() {
-                true => Some(GroupMaps {
-                    group: open(GROUP)?,
-                    samples: open(SAMPLES)?,
-                    dir: Some(dir.clone()),
-                }),
-                false => None,
-            },
+            own: scheme.open(&pinned).map_err(limit_error(name))?,
         };
-        unreadable::check_layout(&maps).map_err(limit_error(name))?;
         let parent = name_in(&dir, PARENT);
-        let limit = maps.limit().map_err(limit_error(name))?;
         let Whereabouts { scope, installed_on, mut unhooked, members } =
             Whereabouts::of(hierarchy, &dir, &limit);
         if limit.is_matched() {
             let here = scope.is_some();
-            let place = maps.place.as_ref();
+            let place = maps.own.place();
             unhooked = if here { self.unhooked_matched(name, &limit, place) } else { Vec::new() };
         }
-        let scheme = schemes::of(limit.scheme());
-        match scheme.open(&dir, &limit) {
-            Ok(handle) => maps.handle = handle,
-            Err(lacks) => unhooked.push(lacks),
-        }
-        if let Some(handle) = maps.handle.as_ref().filter(|_| scope.is_some()) {
-            unhooked.extend(handle.missing());
+        if scope.is_some() {
+            unhooked.extend(maps.own.missing());
             unhooked.sort_unstable();
             unhooked.dedup();
         }
-        if let (Some(theirs), Some(parent)) = (&maps.parent, &parent)
+        if let (Some(theirs), Some(parent)) = (maps.own.parent(), &parent)
             && !self.is_same_map(theirs, parent)
         {
             unhooked.push(PARENT);

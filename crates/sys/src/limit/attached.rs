@@ -21,7 +21,7 @@ pub(crate) struct Loaded {
 impl Loaded {
     /// Puts its programs on a cgroup.
     pub(crate) fn attach(&self, cgroup: &Cgroup) -> Result<Links, LimitError> {
-        match &self.maps.pool {
+        match self.maps.own.pool() {
             Some(pool) => pool.enter(&self.programs, cgroup, self.maps.at),
             None => attach(&self.programs, cgroup),
         }

@@ -1,76 +1,164 @@
-//! The maps of a limit: reads them, changes them, takes sockets that exist into the limit or out of it.
+//! The maps of a limit: reads them, and changes them.
 
-use std::{io, mem::MaybeUninit, net::SocketAddr, os::fd::OwnedFd};
+use std::{any::Any, fmt, net::SocketAddr};
 
-use libbpf_rs::{Iter, Link, MapCore, MapFlags, MapHandle, OpenObject};
-use tidegate_core::{Direction, Rate, fair_share::TARGET, prefixes::Prefixes, virtual_queue};
+use libbpf_rs::MapHandle;
+use tidegate_core::{Direction, prefixes::Prefixes};
 
 use super::{
-    Carried, Colours, Handle, LimitError, LimitOptions, ParentMaps, Reading, set_parent,
-    settings::Settings, slot_pool::SlotPool,
+    Carried, LimitError, LimitOptions, ParentMaps, Reading, settings::Settings, slot_pool::SlotPool,
 };
 use crate::{
-    bpf::{load_error, load_skel, lookup, map_error, open_skel, read, reuse},
+    bpf::lookup_cpus,
     cgroup::{Cgroup, Hierarchy},
-    clock::{asleep_ns, boottime},
-    exempt::{self, set_exempt},
+    clock::boottime,
+    exempt,
     group::GroupMaps,
     intf,
-    process::{in_network_namespace, network_namespaces},
     schemes::police::Place,
-    skel,
     waiting::Waiting,
 };
+
+/// What a limit has in the kernel beside its settings and counters, opened by its scheme. Whoever works with
+/// limits of all schemes asks it what it can do.
+pub(crate) trait Handle: Any + fmt::Debug + Send + Sync {
+    /// Queue and counters of a direction, by the maps of the limit.
+    ///
+    /// # Errors
+    /// [`LimitError`].
+    fn read(&self, maps: &LimitMaps, direction: Direction) -> Result<Reading, LimitError>;
+
+    /// Its maps, each with the name under which it is pinned in the directory of the limit.
+    fn maps(&mut self) -> Vec<(&'static str, &mut MapHandle)> {
+        Vec::new()
+    }
+
+    /// The parts that it should have and that are not there, by name.
+    fn missing(&self) -> Vec<&'static str> {
+        Vec::new()
+    }
+
+    /// Puts other settings in force. What waits stays.
+    ///
+    /// # Errors
+    /// [`LimitError`]; the earlier settings are in force.
+    fn change(&self, _limit: &intf::Limit) -> Result<(), LimitError> {
+        Ok(())
+    }
+
+    /// Whose packets wait in the queue of a direction at this moment; `None` where nobody can tell.
+    ///
+    /// # Errors
+    /// [`LimitError`] when the kernel refuses to look.
+    fn waiting(&self, _direction: Direction) -> Result<Option<Waiting>, LimitError> {
+        Ok(None)
+    }
+
+    /// The connections of a direction that are wanted and that it knows, who sends first.
+    fn connections(
+        &self,
+        _direction: Direction,
+        _wanted: &dyn Fn(SocketAddr, SocketAddr) -> bool,
+    ) -> Vec<(SocketAddr, SocketAddr)> {
+        Vec::new()
+    }
+
+    /// Takes the TCP sockets in a cgroup into the limit, or gives them back.
+    ///
+    /// # Errors
+    /// [`LimitError`].
+    fn adopt(
+        &self,
+        _maps: &LimitMaps,
+        _hierarchy: &Hierarchy,
+        _cgroup: &Cgroup,
+        _adopt: Adopt,
+    ) -> Result<(), LimitError> {
+        Ok(())
+    }
+
+    /// Gives the queues of a limit that is not attached yet what it may use of `parent` now.
+    ///
+    /// # Errors
+    /// [`LimitError`].
+    fn start_in(
+        &self,
+        _maps: &LimitMaps,
+        _parent: &LimitMaps,
+        _options: &LimitOptions,
+    ) -> Result<(), LimitError> {
+        Ok(())
+    }
+
+    /// What limits inside of it work with; the limit has this number in its maps.
+    ///
+    /// # Errors
+    /// [`LimitError::Map`].
+    fn as_parent(&self, _at: u32) -> Result<Option<ParentMaps>, LimitError> {
+        Ok(None)
+    }
+
+    /// The maps of its parent that a child works with.
+    fn parent(&self) -> Option<&ParentMaps> {
+        None
+    }
+
+    /// Of a limit on a cgroup that shares maps with others: their pool.
+    fn pool(&self) -> Option<&SlotPool> {
+        None
+    }
+
+    /// Of one with prefixes: its place among those of its device.
+    fn place(&self) -> Option<&Place> {
+        None
+    }
+
+    /// By which it acts for a group, where the scheme can.
+    fn group(&self) -> Option<&GroupMaps> {
+        None
+    }
+}
 
 /// The maps of a limit.
 #[derive(Debug)]
 pub struct LimitMaps {
     pub(crate) limit: MapHandle,
-    pub(crate) queues: MapHandle,
     pub(crate) counters: MapHandle,
-    /// Of schemes that set something on sockets.
-    pub(crate) sockets: Option<MapHandle>,
     /// Of limits that exempt somebody.
     pub(crate) exempt: Option<MapHandle>,
-    /// Those of its parent that a child works with.
-    pub(crate) parent: Option<ParentMaps>,
-    /// By which it acts for a group, where the scheme can.
-    pub(crate) group: Option<GroupMaps>,
-    /// What it has in the kernel beside its maps, where its scheme has something.
-    pub(crate) handle: Option<Box<dyn Handle>>,
     /// Of a limit that shares maps with others: its number in them.
     pub(crate) at: u32,
-    /// Of one with prefixes: its place among them.
-    pub(crate) place: Option<Place>,
-    /// Of one on a cgroup: its pool.
-    pub(crate) pool: Option<SlotPool>,
     /// What the programs of an earlier version have counted.
     pub(crate) carried: Carried,
+    /// What its scheme has besides.
+    pub(crate) own: Box<dyn Handle>,
 }
 
 impl LimitMaps {
-    /// The maps that every limit has; whoever loads programs adds what they have besides.
-    pub(crate) fn new(limit: MapHandle, queues: MapHandle, counters: MapHandle) -> LimitMaps {
+    /// The maps that every limit has, and what its scheme has besides.
+    pub(crate) fn new(limit: MapHandle, counters: MapHandle, own: impl Handle) -> LimitMaps {
         LimitMaps {
             limit,
-            queues,
             counters,
-            sockets: None,
             exempt: None,
-            parent: None,
-            group: None,
-            handle: None,
             at: 0,
-            place: None,
-            pool: None,
             carried: Carried::default(),
+            own: Box::new(own),
         }
+    }
+
+    /// What a scheme has put there itself.
+    ///
+    /// # Errors
+    /// [`LimitError::Layout`] if another scheme has.
+    pub(crate) fn own<T: Handle>(&self) -> Result<&T, LimitError> {
+        let own: &dyn Any = &*self.own;
+        own.downcast_ref().ok_or(LimitError::Layout("queues"))
     }
 
     /// What its children work with; `None` if its scheme leaves sockets alone: it has no children.
     pub(crate) fn as_parent(&self) -> Result<Option<ParentMaps>, LimitError> {
-        let Some(sockets) = &self.sockets else { return Ok(None) };
-        ParentMaps::with(&self.queues, sockets, self.at).map(Some)
+        self.own.as_parent(self.at)
     }
 
     /// The limit as it is in force.
@@ -109,7 +197,7 @@ impl LimitMaps {
     ) -> Result<(), LimitError> {
         let (earlier, now) = (self.settings()?, boottime());
         let settings = self.keep_leases(limit.carried_on(&self.limit_at(now)?, now), options)?;
-        if let Some(place) = &self.place {
+        if let Some(place) = self.own.place() {
             return place.change(&self.limit, &settings, options);
         }
         let exempted = self.exempt.as_ref().map(|trie| exempt::read(trie, 0));
@@ -134,7 +222,7 @@ impl LimitMaps {
 
     /// Puts settings in force beside the maps.
     pub(crate) fn change_beside(&self, limit: &intf::Limit) -> Result<(), LimitError> {
-        self.handle.as_ref().map_or(Ok(()), |handle| handle.change(limit))
+        self.own.change(limit)
     }
 
     /// Gives the queues of a limit that is not attached yet what it may use of `parent` now, so that its
@@ -144,30 +232,7 @@ impl LimitMaps {
         parent: &LimitMaps,
         options: &LimitOptions,
     ) -> Result<(), LimitError> {
-        let (Some(class), theirs) = (options.class, parent.limit()?) else { return Ok(()) };
-        for direction in Direction::BOTH {
-            let (queue, rate) = (options.queue(direction), theirs.rate(direction));
-            let (Some(queue), Some(rate)) = (queue, rate) else { continue };
-            let index = intf::index(direction);
-            let above: intf::Queue = lookup(&parent.queues, "queues", parent.queue_key(index))?;
-            let rate =
-                Rate::from_bit_s(above.rate_bit_s).filter(|_| above.cost_now != 0).unwrap_or(rate);
-            let share = if above.share == 0 { TARGET } else { above.share.into() };
-            let rate = class.rate(queue.rate, rate, share);
-            let ours = intf::Queue {
-                cost_now: virtual_queue::cost_of_byte(rate),
-                rate_bit_s: rate.bit_s(),
-                ..intf::Queue::default()
-            };
-            self.queues
-                .update(
-                    &self.queue_key(index).to_ne_bytes(),
-                    bytemuck::bytes_of(&ours),
-                    MapFlags::ANY,
-                )
-                .map_err(map_error("queues"))?;
-        }
-        Ok(())
+        self.own.start_in(self, parent, options)
     }
 
     /// Puts settings in force. Those of a policer must not be older than those that are
@@ -182,7 +247,7 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError`] when the kernel refuses to look.
     pub fn waiting(&self, direction: Direction) -> Result<Option<Waiting>, LimitError> {
-        self.handle.as_ref().map_or(Ok(None), |handle| handle.waiting(direction))
+        self.own.waiting(direction)
     }
 
     /// With `dem` and `spring` the connections of a direction that are wanted, who sends first.
@@ -191,7 +256,7 @@ impl LimitMaps {
         direction: Direction,
         wanted: impl Fn(SocketAddr, SocketAddr) -> bool,
     ) -> Vec<(SocketAddr, SocketAddr)> {
-        self.handle.as_ref().map_or_else(Vec::new, |handle| handle.connections(direction, &wanted))
+        self.own.connections(direction, &wanted)
     }
 
     /// Queue and counters of a direction.
@@ -199,47 +264,9 @@ impl LimitMaps {
     /// # Errors
     /// [`LimitError::Map`], [`LimitError::Layout`].
     pub fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
-        let mut reading = self.read_now(direction)?;
+        let mut reading = self.own.read(self, direction)?;
         self.carried.add_to(intf::index(direction), &mut reading);
         Ok(reading)
-    }
-
-    /// Where the queue of a direction is in its map.
-    fn queue_key(&self, index: usize) -> u32 {
-        let is_meter = self.queues.value_size() as usize == size_of::<intf::Meter>();
-        let queues = if is_meter { intf::DIRECTIONS } else { intf::QUEUES };
-        self.at * queues as u32 + index as u32
-    }
-
-    /// What its present programs have counted.
-    fn read_now(&self, direction: Direction) -> Result<Reading, LimitError> {
-        if let Some(handle) = &self.handle {
-            return handle.read(direction);
-        }
-        let index = intf::index(direction);
-        let key = self.at * intf::DIRECTIONS as u32 + index as u32;
-        let cpus = self.counters.lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY);
-        let mut counters = intf::Counters::default();
-        let mut colours: Option<Colours> = None;
-        for cpu in cpus.map_err(map_error("counters"))?.unwrap_or_default() {
-            counters.add(&read(&cpu, "counters")?);
-            // Those of a policer are longer.
-            if let Ok(one) = read(&cpu, "counters") {
-                colours.get_or_insert_default().add(&one);
-            }
-        }
-        let queue = if colours.is_some() {
-            let meter: intf::Meter = lookup(&self.queues, "queues", self.queue_key(index))?;
-            let intf::Side { full_ns, skipped_ns, .. } = *meter.side();
-            // A policer's clock runs on while the host sleeps.
-            let asleep_ns = asleep_ns();
-            let finish_ns = full_ns.saturating_sub(asleep_ns);
-            counters.last_ns = counters.last_ns.map(|at| at.saturating_sub(asleep_ns));
-            intf::Queue { finish_ns, skipped_ns, ..intf::Queue::default() }
-        } else {
-            lookup(&self.queues, "queues", self.queue_key(index))?
-        };
-        Ok(Reading { queue, counters, colours, flow_count: None })
     }
 
     /// Takes the TCP sockets in the cgroup into the limit, or gives them back: in every network
@@ -250,73 +277,33 @@ impl LimitMaps {
         cgroup: &Cgroup,
         adopt: Adopt,
     ) -> Result<(), LimitError> {
-        let Some(sockets) = &self.sockets else { return Ok(()) };
-        let namespaces = network_namespaces(hierarchy, cgroup);
-        if namespaces.is_empty() {
-            return Ok(());
-        }
-        let what = intf::Adoption {
-            cgroup_id: cgroup.id(),
-            level: cgroup.level(),
-            slot: self.pool.as_ref().map_or(0, |_| self.at),
-            release: u32::from(adopt == Adopt::Release),
-            pad: 0,
-        };
-        if let Some(pool) = &self.pool {
-            let (adoption, link) = pool.adopter()?;
-            return go_through(&adoption, &link, &what, &namespaces);
-        }
-        let mut storage = MaybeUninit::uninit();
-        let object = self.load_adopt(&mut storage, sockets, None)?;
-        let link = object.progs.adopt.attach().map_err(load_error("adopt"))?;
-        let adoption = MapHandle::try_from(&object.maps.adoption).map_err(load_error("adopt"))?;
-        go_through(&adoption, &link, &what, &namespaces)
+        self.own.adopt(self, hierarchy, cgroup, adopt)
     }
 
-    /// Loads the iterator over sockets, for the limits of these maps.
-    pub(crate) fn load_adopt<'a>(
+    /// What the CPUs have counted of a direction, as its scheme's programs have it.
+    pub(crate) fn counted<T: bytemuck::Pod>(
         &self,
-        storage: &'a mut MaybeUninit<OpenObject>,
-        sockets: &MapHandle,
-        adoption: Option<&MapHandle>,
-    ) -> Result<skel::adopt::AdoptSkel<'a>, LimitError> {
-        let mut open = open_skel::<skel::adopt::AdoptSkelBuilder>(storage, "adopt")?;
-        reuse(&mut open.maps.limit, &self.limit)?;
-        reuse(&mut open.maps.queues_of_limit, &self.queues)?;
-        reuse(&mut open.maps.sockets_of_limit, sockets)?;
-        set_parent!(open, self.parent.as_ref(), "adopt");
-        set_exempt!(open, self.exempt.is_some(), self.exempt.as_ref(), "adopt");
-        if let Some(adoption) = adoption {
-            reuse(&mut open.maps.adoption, adoption)?;
+        direction: Direction,
+    ) -> Result<Vec<T>, LimitError> {
+        let key = self.at * intf::DIRECTIONS as u32 + intf::index(direction) as u32;
+        lookup_cpus(&self.counters, "counters", key)
+    }
+
+    /// The sum of what all schemes count.
+    pub(crate) fn counters(&self, direction: Direction) -> Result<intf::Counters, LimitError> {
+        let mut sum = intf::Counters::default();
+        for cpu in self.counted(direction)? {
+            sum.add(&cpu);
         }
-        load_skel(open, "adopt")
+        Ok(sum)
     }
 
     /// A cgroup has left the limit, and its links are gone. The kernel keeps the slot of a cgroup.
     pub(crate) fn leave(&self, cgroup_id: u64) {
-        if let Some(pool) = &self.pool {
+        if let Some(pool) = self.own.pool() {
             pool.leave(cgroup_id, self.at);
         }
     }
-}
-
-/// Has the iterator go through the sockets of network namespaces.
-fn go_through(
-    adoption: &MapHandle,
-    link: &Link,
-    what: &intf::Adoption,
-    namespaces: &[OwnedFd],
-) -> Result<(), LimitError> {
-    adoption
-        .update(&0u32.to_ne_bytes(), bytemuck::bytes_of(what), MapFlags::ANY)
-        .map_err(map_error("adoption"))?;
-    for namespace in namespaces {
-        in_network_namespace(namespace, || {
-            // A socket that ends meanwhile is no loss; neither is a namespace.
-            let _ = Iter::new(link).map(|mut iter| io::copy(&mut iter, &mut io::sink()));
-        });
-    }
-    Ok(())
 }
 
 /// What happens to the sockets that exist.

@@ -11,6 +11,7 @@ use tidegate_core::{
     scheme::QueueKind,
 };
 
+use super::Part;
 use crate::intf;
 
 /// What a limit does; [`LimitOptions::encode`] turns it into what lies in the map.
@@ -192,15 +193,13 @@ impl From<&intf::Entry> for LimitOptions {
 }
 
 impl intf::Limit {
-    /// The virtual queue of a direction at its present rate, with `queue` as it is now.
+    /// The virtual queue of a direction at its present rate, with the part of its parent that it has now.
     #[must_use]
-    pub fn queue_now(&self, queue: &intf::Queue, direction: Direction) -> intf::QueueConf {
+    pub fn queue_now(&self, part: Option<Part>, direction: Direction) -> intf::QueueConf {
         let (ceiling, class) =
             (self.queue[intf::index(direction)], self.class[intf::index(direction)]);
-        if class.weight == 0 || queue.cost_now == 0 {
-            return ceiling;
-        }
-        class::config_at(&ceiling.into(), &class.floors(), queue.cost_now).into()
+        let Some(part) = part.filter(|_| class.weight != 0) else { return ceiling };
+        class::config_at(&ceiling.into(), &class.floors(), part.cost).into()
     }
 
     /// The rate of a direction, if it is limited.

@@ -61,7 +61,7 @@ impl intf::Entry {
 
 impl Settings {
     /// As they are at a time of `CLOCK_BOOTTIME`: what has ended is over.
-    fn at(&self, now: Nanos) -> intf::Entry {
+    pub(crate) fn at(&self, now: Nanos) -> intf::Entry {
         let mut limit = self.limit;
         for direction in Direction::BOTH {
             let i = intf::index(direction);

@@ -7,7 +7,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
 
 use super::LimitError;
 use crate::{
-    bpf::{load_error, map_error},
+    bpf::{load_error, map_error, open_map},
     intf,
 };
 
@@ -74,8 +74,4 @@ pub(crate) fn slot_of(slots: &MapHandle, cgroup_id: u64) -> u32 {
     let value = slots.lookup(&cgroup_id.to_ne_bytes(), MapFlags::ANY).ok().flatten();
     let slot = value.and_then(|bytes| bytemuck::try_pod_read_unaligned::<intf::Slot>(&bytes).ok());
     slot.map_or(0, |slot| slot.index)
-}
-
-pub(crate) fn open_map(dir: &Path, pin: &'static str) -> Result<MapHandle, LimitError> {
-    MapHandle::from_pinned_path(dir.join(pin)).map_err(map_error(pin))
 }

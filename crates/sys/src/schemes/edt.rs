@@ -7,14 +7,18 @@ use libbpf_rs::{MapHandle, OpenObject, ProgramMut, skel::OpenSkel};
 use tidegate_core::{Direction, Scope};
 
 use crate::{
-    bpf::{self, load_error, load_skel, open_fitted, prepare, random_seed, reuse},
+    bpf::{
+        self, load_error, load_skel, lookup, open_array, open_fitted, prepare, random_seed, reuse,
+    },
     cgroup::{Cgroup, Hierarchy},
     device::{self, Target},
     exempt::set_exempt,
     fq::{self, FqError},
     intf,
-    limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions, Loaded},
-    schemes::{LINKS, Programs, Scheme, Successor, successors},
+    limit::{
+        AttachedLimit, FairShare, Handle, LimitError, LimitMaps, LimitOptions, Loaded, Reading,
+    },
+    schemes::{LINKS, MapsByName, Pinned, Programs, Scheme, Successor, successors},
     skel,
 };
 
@@ -47,7 +51,7 @@ fn load<T>(
     set_exempt!(open, exempts, earlier.and_then(|maps| maps.exempt.as_ref()), "edt");
     if let Some(maps) = earlier {
         reuse(&mut open.maps.limit, &maps.limit)?;
-        reuse(&mut open.maps.queues_of_limit, &maps.queues)?;
+        reuse(&mut open.maps.queues_of_limit, &maps.own::<Departures>()?.queues)?;
         reuse(&mut open.maps.counters, &maps.counters)?;
     }
     prepare(open.open_object_mut(), "edt")?;
@@ -57,8 +61,8 @@ fn load<T>(
         exempt: exempts.then(|| handle(&edt.maps.exempt_prefixes)).transpose()?,
         ..LimitMaps::new(
             handle(&edt.maps.limit)?,
-            handle(&edt.maps.queues_of_limit)?,
             handle(&edt.maps.counters)?,
+            Departures { queues: handle(&edt.maps.queues_of_limit)? },
         )
     };
     if let Work::New(limit, options) = work {
@@ -80,6 +84,29 @@ enum Hook {
     Cgroup,
     Device,
     Port,
+}
+
+/// The queues by which packets get their departures.
+#[derive(Debug)]
+struct Departures {
+    queues: MapHandle,
+}
+
+impl Handle for Departures {
+    fn read(&self, maps: &LimitMaps, direction: Direction) -> Result<Reading, LimitError> {
+        let index = intf::index(direction) as u32;
+        let queue: intf::EdtQueue = lookup(&self.queues, "queues", index)?;
+        Ok(Reading {
+            finish_ns: queue.common.finish_ns,
+            fair: Some(FairShare::from(&queue.common)),
+            counters: maps.counters(direction)?,
+            ..Reading::default()
+        })
+    }
+
+    fn maps(&mut self) -> Vec<(&'static str, &mut MapHandle)> {
+        vec![("queues", &mut self.queues)]
+    }
 }
 
 /// Scheme `edt`.
@@ -132,6 +159,15 @@ impl Scheme for Edt {
         };
         let load = load(hook, Work::Again(maps), |program| successors(dir, &[(LINKS[0], program)]));
         load.map(|(_, successors)| successors)
+    }
+
+    fn open(&self, pinned: &Pinned<'_>) -> Result<Box<dyn Handle>, LimitError> {
+        let queues = open_array::<intf::EdtQueue>(pinned.dir, "queues")?;
+        Ok(Box::new(Departures { queues }))
+    }
+
+    fn of_program(&self, maps: &mut MapsByName) -> Option<Box<dyn Handle>> {
+        Some(Box::new(Departures { queues: maps.remove("queues_of_limit")? }))
     }
 
     fn why_unkept(

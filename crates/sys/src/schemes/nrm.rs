@@ -2,7 +2,7 @@
 //!
 //! Two objects share the maps of a limit: `nrm` (both directions of cgroup_skb, and sock_ops for new
 //! connections) and `adopt` (an iterator, for sockets that exist when the limit comes, changes or goes; see
-//! [`LimitMaps`]). One loaded copy of them serves a limit, or all of a [`SlotPool`].
+//! [`Sockets`]). One loaded copy of them serves a limit, or all of a [`SlotPool`].
 
 use std::{mem::MaybeUninit, os::fd::OwnedFd, path::Path};
 
@@ -12,12 +12,15 @@ use crate::{
     bpf::{load_at_once, load_error, made_map, open_fitted, prepare, random_seed, reuse},
     exempt::set_exempt,
     intf,
-    limit::{LimitError, LimitMaps, LimitOptions, Loaded, ParentMaps, set_parent},
-    schemes::{LINKS, Pinning, Programs, Scheme, Successor},
+    limit::{Handle, LimitError, LimitMaps, LimitOptions, Loaded, ParentMaps, set_parent},
+    schemes::{LINKS, MapsByName, Pinned, Pinning, Programs, Scheme, Successor},
     skel,
 };
 
 mod pool;
+mod sockets;
+
+pub(crate) use sockets::Sockets;
 
 /// Schemes `pace` and `nrm`.
 pub(crate) struct Nrm;
@@ -64,7 +67,7 @@ impl Scheme for Nrm {
         _limit: &intf::Limit,
         maps: &LimitMaps,
     ) -> Result<Vec<Successor>, LimitError> {
-        let above = maps.parent.as_ref().map(ParentMaps::again).transpose()?;
+        let above = maps.own::<Sockets>()?.parent.as_ref().map(ParentMaps::again).transpose()?;
         let exempts = maps.exempt.is_some();
         let sharing = Sharing { parent: above, exempts, earlier: Some(maps), ..Sharing::default() };
         load(sharing, |_, _, programs| {
@@ -72,6 +75,16 @@ impl Scheme for Nrm {
                 |(link, program)| Successor { pin: dir.join(link), program, redirected_to: None };
             Ok(programs.into_iter().map(successor).collect())
         })
+    }
+
+    fn open(&self, pinned: &Pinned<'_>) -> Result<Box<dyn Handle>, LimitError> {
+        Ok(Box::new(Sockets::open(pinned)?))
+    }
+
+    fn of_program(&self, maps: &mut MapsByName) -> Option<Box<dyn Handle>> {
+        let mut take = |name| maps.remove(name);
+        let (queues, sockets) = (take("queues_of_limit")?, take("sockets_of_limi")?);
+        Some(Box::new(Sockets { queues, sockets, parent: None, pool: None }))
     }
 }
 
@@ -121,15 +134,15 @@ fn load<T>(
     prepare(nrm.open_object_mut(), "nrm")?;
     let Sharing { parent, exempts, slots, .. } = sharing;
     let handle = |map: &OpenMapMut<'_>| made_map(map, "nrm");
-    let maps = LimitMaps {
-        sockets: Some(handle(&nrm.maps.sockets_of_limit)?),
-        exempt: exempts.then(|| handle(&nrm.maps.exempt_prefixes)).transpose()?,
+    let own = Sockets {
+        queues: handle(&nrm.maps.queues_of_limit)?,
+        sockets: handle(&nrm.maps.sockets_of_limit)?,
         parent,
-        ..LimitMaps::new(
-            handle(&nrm.maps.limit)?,
-            handle(&nrm.maps.queues_of_limit)?,
-            handle(&nrm.maps.counters)?,
-        )
+        pool: None,
+    };
+    let maps = LimitMaps {
+        exempt: exempts.then(|| handle(&nrm.maps.exempt_prefixes)).transpose()?,
+        ..LimitMaps::new(handle(&nrm.maps.limit)?, handle(&nrm.maps.counters)?, own)
     };
     let slots = slots.map(|_| handle(&nrm.maps.slots_of_cgroups)).transpose()?;
 
@@ -169,12 +182,11 @@ fn open_nrm<'a>(
         }
     }
     if let Some(maps) = earlier {
+        let own = maps.own::<Sockets>()?;
         reuse(&mut open.maps.limit, &maps.limit)?;
-        reuse(&mut open.maps.queues_of_limit, &maps.queues)?;
+        reuse(&mut open.maps.queues_of_limit, &own.queues)?;
         reuse(&mut open.maps.counters, &maps.counters)?;
-        if let Some(sockets) = &maps.sockets {
-            reuse(&mut open.maps.sockets_of_limit, sockets)?;
-        }
+        reuse(&mut open.maps.sockets_of_limit, &own.sockets)?;
     }
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.flow_seed = random_seed();

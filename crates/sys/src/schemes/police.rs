@@ -13,9 +13,9 @@ use crate::{
     exempt::set_exempt,
     group::GroupMaps,
     intf,
-    limit::{AttachedLimit, LimitError, LimitMaps, LimitOptions, Loaded},
+    limit::{AttachedLimit, Handle, LimitError, LimitMaps, LimitOptions, Loaded},
     query::Side,
-    schemes::{LINKS, Programs, Scheme, Successor, successors},
+    schemes::{LINKS, MapsByName, Pinned, Programs, Scheme, Successor, successors},
     skel,
 };
 
@@ -23,21 +23,25 @@ use crate::{
 macro_rules! share {
     ($open:expr, $limit:expr) => {
         let limit: &LimitMaps = $limit;
+        let own: &Policer = limit.own()?;
         $crate::bpf::reuse(&mut $open.maps.limit, &limit.limit)?;
-        $crate::bpf::reuse(&mut $open.maps.meters_of_limit, &limit.queues)?;
+        $crate::bpf::reuse(&mut $open.maps.meters_of_limit, &own.meters)?;
         $crate::bpf::reuse(&mut $open.maps.counters, &limit.counters)?;
-        if let Some(group) = &limit.group {
+        if let Some(group) = &own.group {
             $crate::bpf::reuse(&mut $open.maps.group_of_limit, &group.group)?;
             $crate::bpf::reuse(&mut $open.maps.samples_of_limit, &group.samples)?;
         }
     };
 }
 mod place;
+mod policer;
 mod policy;
 pub(crate) mod pool;
 pub(crate) mod xdp;
 
 pub(crate) use place::Place;
+pub(crate) use policer::Policer;
+use pool::MapPool;
 
 /// Where the programs sit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,18 +94,18 @@ fn maps(
     limit: &intf::Entry,
 ) -> Result<LimitMaps, LimitError> {
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("police"));
-    let maps = LimitMaps {
-        exempt: limit.exempts().then(|| handle(&police.maps.exempt_prefixes)).transpose()?,
+    let own = Policer {
+        meters: handle(&police.maps.meters_of_limit)?,
         group: Some(GroupMaps {
             group: handle(&police.maps.group_of_limit)?,
             samples: handle(&police.maps.samples_of_limit)?,
             dir: None,
         }),
-        ..LimitMaps::new(
-            handle(&police.maps.limit)?,
-            handle(&police.maps.meters_of_limit)?,
-            handle(&police.maps.counters)?,
-        )
+        place: None,
+    };
+    let maps = LimitMaps {
+        exempt: limit.exempts().then(|| handle(&police.maps.exempt_prefixes)).transpose()?,
+        ..LimitMaps::new(handle(&police.maps.limit)?, handle(&police.maps.counters)?, own)
     };
     maps.write(*limit)?;
     Ok(maps)
@@ -207,6 +211,18 @@ impl Scheme for Police {
         let mut storage = MaybeUninit::uninit();
         let xdp = xdp::load(&mut storage, maps)?;
         successors(dir, &[both[0], (XDP_PIN, &xdp.progs.police_xdp)])
+    }
+
+    fn open(&self, pinned: &Pinned<'_>) -> Result<Box<dyn Handle>, LimitError> {
+        let place = pinned.pool.and_then(|(pool, index)| {
+            MapPool::open(pool).and_then(|pool| pool.place(index, &pinned.asked.matched)).ok()
+        });
+        Ok(Box::new(Policer::open(pinned.dir, place)?))
+    }
+
+    fn of_program(&self, maps: &mut MapsByName) -> Option<Box<dyn Handle>> {
+        let meters = maps.remove("meters_of_limit")?;
+        Some(Box::new(Policer { meters, group: None, place: None }))
     }
 }
 

@@ -9,7 +9,7 @@ use libbpf_rs::{MapHandle, OpenObject, ProgramMut};
 use tidegate_core::{Bytes, Direction, Nanos, queue_options::ConfigError};
 
 use crate::{
-    bpf::{load_error, load_skel, lookup_cpus, open_skel, reuse},
+    bpf::{load_error, load_skel, open_skel, reuse},
     cgroup::Hierarchy,
     clock::monotonic_ns,
     device::{self, Target},
@@ -20,7 +20,7 @@ use crate::{
         qdisc::{Qdisc, Tbf, TbfQueue, Verb},
     },
     root_qdisc::{self, Undo},
-    schemes::{LINKS, Scheme, Successor, successors},
+    schemes::{LINKS, Pinned, Scheme, Successor, successors},
     skel,
 };
 
@@ -58,24 +58,16 @@ impl Scheme for TokenBucketFilter {
         let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
         let tbf = load(&mut storage, &limit, None)?;
         let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("tbf"));
-        let maps = LimitMaps::new(
-            handle(&tbf.maps.limit)?,
-            handle(&tbf.maps.queues_of_limit)?,
-            handle(&tbf.maps.counters)?,
-        );
+        let own = OnDevice { limit: limit.common };
+        let maps = LimitMaps::new(handle(&tbf.maps.limit)?, handle(&tbf.maps.counters)?, own);
         maps.write(limit)?;
         let program: &ProgramMut<'_> = &tbf.progs.tbf_out;
         let hooked = device::attach(target, &[(out, program)])?;
         Ok(AttachedLimit { qdisc: undo, ..AttachedLimit::on_device(maps, hooked) })
     }
 
-    fn open(
-        &self,
-        dir: &Path,
-        limit: &intf::Limit,
-    ) -> Result<Option<Box<dyn Handle>>, &'static str> {
-        let came = MapHandle::from_pinned_path(dir.join("counters")).map_err(|_| "counters")?;
-        Ok(Some(Box::new(OnDevice { limit: *limit, came })))
+    fn open(&self, pinned: &Pinned<'_>) -> Result<Box<dyn Handle>, LimitError> {
+        Ok(Box::new(OnDevice { limit: *pinned.limit }))
     }
 
     fn reload(
@@ -107,7 +99,6 @@ fn load<'a>(
     }
     if let Some(maps) = earlier {
         reuse(&mut open.maps.limit, &maps.limit)?;
-        reuse(&mut open.maps.queues_of_limit, &maps.queues)?;
         reuse(&mut open.maps.counters, &maps.counters)?;
     }
     load_skel(open, "tbf")
@@ -140,25 +131,24 @@ fn qdisc_of(limit: &intf::Limit, mtu_bytes: u32) -> Result<Qdisc, LimitError> {
 #[derive(Debug)]
 struct OnDevice {
     limit: intf::Limit,
-    /// What came to the qdisc, by direction.
-    came: MapHandle,
 }
 
 impl OnDevice {
-    fn read_here(&self, direction: Direction) -> Result<Reading, LimitError> {
+    /// By what came to the qdisc, too.
+    fn read_here(
+        &self,
+        came: &intf::Counters,
+        direction: Direction,
+    ) -> Result<Reading, LimitError> {
         let mut reading = Reading::default();
         if direction != self.limit.leaving() {
             return Ok(reading);
-        }
-        let mut came = intf::Counters::default();
-        for cpu in lookup_cpus(&self.came, "counters", intf::index(direction) as u32)? {
-            came.add(&cpu);
         }
         let qdiscs = Netlink::open()?.qdisc_stats(self.limit.ifindex)?;
         let Some(qdisc) = root_qdisc::ours(&qdiscs) else { return Ok(reading) };
         let waiting = u64::from(qdisc.backlog_bytes);
         if let Some(rate) = self.limit.rate(direction) {
-            reading.queue.finish_ns = monotonic_ns() + rate.time_for(Bytes(waiting)).0;
+            reading.finish_ns = monotonic_ns() + rate.time_for(Bytes(waiting)).0;
         }
         let counters = &mut reading.counters;
         counters.packets[PASS] = qdisc.sent_packets.into();
@@ -173,8 +163,9 @@ impl OnDevice {
 }
 
 impl Handle for OnDevice {
-    fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
-        device::in_namespace(self.limit.cgroup_id, || self.read_here(direction))
+    fn read(&self, maps: &LimitMaps, direction: Direction) -> Result<Reading, LimitError> {
+        let came = maps.counters(direction)?;
+        device::in_namespace(self.limit.cgroup_id, || self.read_here(&came, direction))
             .unwrap_or_else(|| Ok(Reading::default()))
     }
 

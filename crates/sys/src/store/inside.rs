@@ -56,7 +56,7 @@ impl Store {
         let parent_scheme = found.limit.scheme();
         let is_good = match scheme {
             scheme if scheme.info().has_qdisc => parent_scheme == scheme,
-            _ => found.maps.sockets.is_some(),
+            _ => parent_scheme.info().sets_sockets,
         };
         let contains = match (&parent_scope, scope) {
             // Each member is looked at when it joins.

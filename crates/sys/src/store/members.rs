@@ -206,7 +206,7 @@ fn meets_its_pool<'a>(
     pinned: &PinnedLimit,
     mut new: impl Iterator<Item = &'a Cgroup>,
 ) -> bool {
-    let Some(pool) = &pinned.maps.pool else { return false };
+    let Some(pool) = pinned.maps.own.pool() else { return false };
     let is_others = |id| ![0, pinned.maps.at].contains(&pool.slot_of(id));
     new.any(|cgroup| hierarchy.ids_around(cgroup).into_iter().any(is_others))
 }
@@ -364,7 +364,7 @@ impl Store {
             self.change_pool(lock, hierarchy, &pinned, &wanted)?;
             return all_joined(name, failed);
         }
-        let pool = pinned.maps.pool.as_ref();
+        let pool = pinned.maps.own.pool();
         let programs = programs_in(pool.map_or(dir.as_path(), |pool| &pool.dir))?;
         let before = pinned.members;
         let loaded = Loaded { maps: pinned.maps, programs };
@@ -509,7 +509,7 @@ impl Store {
         let at = cgroup_in(hierarchy, &half);
         let cgroup = at.and_then(|at| hierarchy.open(&at).ok()).filter(|c| c.id() == id);
         if let (Some(cgroup), Some(maps)) = (&cgroup, maps)
-            && maps.sockets.is_some()
+            && maps.limit().is_ok_and(|limit| limit.scheme().info().sets_sockets)
         {
             let _ = maps.adopt(hierarchy, cgroup, Adopt::Release);
             // Not this one, of which it is no member any more.

@@ -9,8 +9,7 @@ use std::{
 use libbpf_rs::{Link, MapHandle, libbpf_sys};
 
 use super::{
-    EXEMPT, GROUP, Intent, MEMBERS, SAMPLES, StoreError, bpf_error, io_error, pool_names::slot_in,
-    symlink,
+    EXEMPT, Intent, MEMBERS, StoreError, bpf_error, io_error, pool_names::slot_in, symlink,
 };
 use crate::{
     bpf::Links,
@@ -47,18 +46,10 @@ pub(super) fn pin_maps(
 ) -> Result<(), StoreError> {
     fs::create_dir(dir).map_err(io_error(dir, "create"))?;
     Intent::write(dir, options)?;
-    let every = [
-        ("limit", &mut maps.limit),
-        ("queues", &mut maps.queues),
-        ("counters", &mut maps.counters),
-    ];
-    pin_each(every, dir)?;
-    pin_each(maps.sockets.as_mut().map(|sockets| ("sockets", sockets)), dir)?;
+    pin_each([("limit", &mut maps.limit), ("counters", &mut maps.counters)], dir)?;
     pin_each(maps.exempt.as_mut().map(|exempt| (EXEMPT, exempt)), dir)?;
-    if let Some(group) = &mut maps.group {
-        pin_each([(GROUP, &mut group.group), (SAMPLES, &mut group.samples)], dir)?;
-    }
-    maps.parent.as_mut().map_or(Ok(()), |parent| pin_parent(parent, dir))
+    pin_each(maps.own.maps(), dir)?;
+    maps.own.parent().map_or(Ok(()), |parent| remember_place(parent, dir))
 }
 
 /// Pins maps in a directory.
@@ -88,6 +79,10 @@ pub(super) fn pin_fd(held: impl AsFd, dir: &Path, name: &str) -> Result<(), Stor
 /// Pins the maps of a parent in the directory of who works with them.
 pub(super) fn pin_parent(parent: &mut ParentMaps, dir: &Path) -> Result<(), StoreError> {
     pin_each(parent.pins(), dir)?;
+    remember_place(parent, dir)
+}
+
+fn remember_place(parent: &ParentMaps, dir: &Path) -> Result<(), StoreError> {
     parent.remember_place(dir).map_err(io_error(dir, "write to"))
 }
 

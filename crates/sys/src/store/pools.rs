@@ -180,12 +180,6 @@ impl Store {
         let _ = remove_pins(dir);
     }
 
-    /// The place of a pinned limit, for its maps; `None` if it has no prefixes, or no place any more.
-    pub(super) fn open_place(&self, name: &str, options: &LimitOptions) -> Option<Place> {
-        let (dir, index) = self.place_of(name).filter(|(dir, _)| !is_slots(dir))?;
-        MapPool::open(&dir).and_then(|pool| pool.place(index, &options.matched)).ok()
-    }
-
     /// The number of a limit in its maps, which it may share.
     pub(super) fn at_of(&self, name: &str) -> u32 {
         match self.place_of(name) {
@@ -219,7 +213,7 @@ impl Store {
 
     /// Takes the limit out of its pool, before its directory goes.
     pub(super) fn vacate(&self, maps: &LimitMaps) -> Result<(), LimitError> {
-        maps.place.as_ref().map_or(Ok(()), |place| vacate(place, maps))
+        maps.own.place().map_or(Ok(()), |place| vacate(place, maps))
     }
 
     /// Frees the place of a limit that is gone, and takes the pool away if it was the last.

@@ -245,7 +245,8 @@ impl Store {
         detach_links(&dir)?;
         maps.leave(limit.cgroup_id);
         pinned.members.iter().for_each(|member| maps.leave(member.id));
-        for cgroup in pinned.cgroups(&hierarchy).iter().filter(|_| maps.sockets.is_some()) {
+        let sets_sockets = limit.scheme().info().sets_sockets;
+        for cgroup in pinned.cgroups(&hierarchy).iter().filter(|_| sets_sockets) {
             let _ = maps.adopt(&hierarchy, cgroup, Adopt::Release);
             self.take_again(&hierarchy, entry, cgroup.path());
         }
@@ -407,7 +408,7 @@ impl Store {
             pinned => pinned?,
         };
         let Some(scope) = &pinned.scope else { return Ok(()) };
-        if let Some(place) = &pinned.maps.place {
+        if let Some(place) = pinned.maps.own.place() {
             place.forget_others(&pinned.limit).map_err(limit_error(name))?;
         }
         let limit = pinned.encode(&pinned.asked)?;

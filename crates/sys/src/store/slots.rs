@@ -38,7 +38,7 @@ use super::{
     limit_error,
     members::{self, cgroup_of_link, pin_programs, pin_successor, programs_in, selector_in},
     pins::{pin_each, pin_fd, pin_maps, pin_parent, remove_pins, update},
-    pool_names::{KIND, POOL_PREFIX, build_of_pool, file_name, is_slots, note_slot, sign_pool},
+    pool_names::{KIND, POOL_PREFIX, build_of_pool, file_name, note_slot, sign_pool},
     pools::{limit_in, places_in},
     symlink,
 };
@@ -176,12 +176,6 @@ impl Store {
             });
         }
         Ok(())
-    }
-
-    /// The pool of a limit, if it is in one.
-    pub(super) fn pool_of(&self, name: &str) -> Result<Option<SlotPool>, StoreError> {
-        let pool = self.place_of(name).filter(|(pool, _)| is_slots(pool));
-        pool.map(|(pool, _)| SlotPool::open(&pool)).transpose().map_err(limit_error(name))
     }
 
     /// A slot in the first pool that has one, and no limit on the cgroups of these ids: those that a limit is

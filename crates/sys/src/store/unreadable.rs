@@ -32,7 +32,7 @@ use crate::{
     device::{CLSACT_MARK, XDP_PIN, is_program_pin},
     intf,
     limit::slot_pool::SlotPool,
-    limit::{LimitError, LimitMaps, LimitOptions, settings},
+    limit::{LimitError, LimitOptions, settings},
     process::{in_network_namespace, network_namespaces},
     remains::{self, OnDevice},
     schemes::{
@@ -114,21 +114,15 @@ impl Unreadable {
     }
 }
 
-/// Checks that the maps of a limit are what this version makes.
-pub(super) fn check_layout(maps: &LimitMaps) -> Result<(), LimitError> {
-    let is = |map: &MapHandle, sizes: &[usize]| sizes.contains(&(map.value_size() as usize));
-    let queues = [size_of::<intf::Queue>(), size_of::<intf::EdtQueue>(), size_of::<intf::Meter>()];
-    let counters = [size_of::<intf::Counters>(), size_of::<intf::PoliceCounters>()];
-    for (name, is_so) in [
-        ("limit", is(&maps.limit, &settings::LENGTHS)),
-        ("queues", is(&maps.queues, &queues)),
-        ("counters", is(&maps.counters, &counters)),
-    ] {
-        if !is_so {
-            return Err(LimitError::Layout(name));
-        }
+/// Checks that the maps that every limit has are what this version makes.
+pub(super) fn check_layout(limit: &MapHandle, counters: &MapHandle) -> Result<(), LimitError> {
+    let is = |map: &MapHandle, sizes: [usize; 2]| sizes.contains(&(map.value_size() as usize));
+    let lengths = [size_of::<intf::Counters>(), size_of::<intf::PoliceCounters>()];
+    match (is(limit, settings::LENGTHS), is(counters, lengths)) {
+        (false, _) => Err(LimitError::Layout("limit")),
+        (_, false) => Err(LimitError::Layout("counters")),
+        (true, true) => Ok(()),
     }
-    Ok(())
 }
 
 impl Store {

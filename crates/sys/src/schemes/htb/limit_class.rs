@@ -21,7 +21,7 @@ use crate::{
     bpf::{lookup, lookup_cpus, map_error, name_in},
     clock::monotonic_ns,
     device, intf,
-    limit::{Handle, LimitError, Reading, settings::Settings},
+    limit::{FairShare, Handle, LimitError, LimitMaps, Reading, settings::Settings},
     net::Netlink,
     schemes::acks::{self, AcksMaps},
     shared::{HtbMarked, HtbSlot},
@@ -37,16 +37,14 @@ const DROP_FULL: usize = 3;
 /// After so long without an ACK nobody counts as sending.
 const SILENT: Nanos = Nanos(2 * flow_count::MAX_PERIOD.0);
 
-/// A queue with the share that windows give its flows.
-fn with_windows(queue: intf::Queue, state: &acks::intf::State) -> intf::Queue {
-    intf::Queue {
+/// The share that windows give the flows of a queue.
+fn share_of_windows(state: &acks::intf::State) -> FairShare {
+    FairShare {
         // More than all is time, and no rate.
         share: state.share.min(spring::ONE) as u32,
-        epoch: state.epoch,
         epoch_start_ns: state.epoch_start_ns,
-        flows: state.flows,
-        flows_before: state.flows_before,
-        ..queue
+        flows: state.flows.max(state.flows_before),
+        ..FairShare::default()
     }
 }
 
@@ -122,8 +120,7 @@ impl LimitClass {
         let rate = self.slot_of(direction).map(|slot| slot.backlog.rate_bit_s);
         let now_ns = monotonic_ns();
         if let Some(rate) = rate.and_then(Rate::from_bit_s) {
-            reading.queue.finish_ns =
-                monotonic_ns() + rate.time_for(Bytes(figures.waiting_bytes)).0;
+            reading.finish_ns = monotonic_ns() + rate.time_for(Bytes(figures.waiting_bytes)).0;
         }
         let counters = &mut reading.counters;
         counters.packets[PASS] = figures.sent_packets.saturating_sub(marked.packets);
@@ -145,7 +142,7 @@ impl LimitClass {
             counters.last_ns = ours.last_ns;
             let state = maps.state()?;
             if self.root.scheme() == Scheme::Spring {
-                reading.queue = with_windows(reading.queue, &state);
+                reading.fair = Some(share_of_windows(&state));
             }
             let silent = now_ns.saturating_sub(state.flow_count.start_ns) > SILENT.0;
             reading.flow_count = (!silent).then(|| state.flow_count.before.into());
@@ -165,10 +162,28 @@ impl LimitClass {
     }
 }
 
+/// A limit whose tree is gone, or does not have it yet.
+#[derive(Debug)]
+pub(super) struct NoClass {
+    /// What it lacks.
+    pub(super) lacks: Option<&'static str>,
+}
+
+impl Handle for NoClass {
+    fn read(&self, _maps: &LimitMaps, _direction: Direction) -> Result<Reading, LimitError> {
+        Ok(Reading::default())
+    }
+
+    fn missing(&self) -> Vec<&'static str> {
+        self.lacks.into_iter().collect()
+    }
+}
+
+/// The store changes the tree as a whole.
 impl Handle for LimitClass {
     /// The backlog as a queue that would be behind by so much, and the counters: what HTB has sent, what was
     /// marked, what the queue has dropped. Bytes that were dropped are not known.
-    fn read(&self, direction: Direction) -> Result<Reading, LimitError> {
+    fn read(&self, _maps: &LimitMaps, direction: Direction) -> Result<Reading, LimitError> {
         device::in_namespace(self.root.cgroup_id, || self.read_here(direction))
             .unwrap_or_else(|| Ok(Reading::default()))
     }
@@ -179,11 +194,6 @@ impl Handle for LimitClass {
             missing.extend(acks::gone(&self.dir, &self.root));
         }
         missing
-    }
-
-    /// The store changes the tree as a whole.
-    fn change(&self, _limit: &intf::Limit) -> Result<(), LimitError> {
-        Ok(())
     }
 
     fn waiting(&self, direction: Direction) -> Result<Option<Waiting>, LimitError> {

@@ -23,7 +23,7 @@ use tidegate_core::{
     htb::{self, Branch, ROOT_SLOT, SLOTS},
 };
 
-use limit_class::LimitClass;
+use limit_class::{LimitClass, NoClass};
 pub(crate) use slot::{MARKED_PIN, SLOTS_PIN};
 use slot::{device_of, ifb_name};
 
@@ -35,7 +35,7 @@ use crate::{
     limit::{Handle, LimitError, LimitMaps},
     net::Netlink,
     root_qdisc::{self, Undo},
-    schemes::{LINKS, Pinning, Scheme, Successor, acks, successors},
+    schemes::{LINKS, Pinned, Pinning, Scheme, Successor, acks, successors},
     shared::{
         HTB_CGROUP_LEVELS as CGROUP_LEVELS, HTB_HAS_CGROUPS as HAS_CGROUPS,
         HTB_HAS_PORTS as HAS_PORTS, HTB_PORT_KEY, HtbSlot,
@@ -212,11 +212,8 @@ pub(crate) fn inside(
 
 fn own_maps(htb: &skel::htb::HtbSkel<'_>, limit: &intf::Limit) -> Result<LimitMaps, LimitError> {
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("htb"));
-    let maps = LimitMaps::new(
-        handle(&htb.maps.limit)?,
-        handle(&htb.maps.queues_of_limit)?,
-        handle(&htb.maps.counters)?,
-    );
+    let own = NoClass { lacks: None };
+    let maps = LimitMaps::new(handle(&htb.maps.limit)?, handle(&htb.maps.counters)?, own);
     maps.write(intf::Entry::from(*limit))?;
     Ok(maps)
 }
@@ -392,12 +389,11 @@ impl Scheme for InTree {
         links(limit)
     }
 
-    fn open(
-        &self,
-        dir: &Path,
-        limit: &intf::Limit,
-    ) -> Result<Option<Box<dyn Handle>>, &'static str> {
-        Ok(Some(Box::new(LimitClass::open(dir, limit).ok_or("parent")?)))
+    fn open(&self, pinned: &Pinned<'_>) -> Result<Box<dyn Handle>, LimitError> {
+        Ok(match LimitClass::open(pinned.dir, pinned.limit) {
+            Some(class) => Box::new(class),
+            None => Box::new(NoClass { lacks: Some("parent") }),
+        })
     }
 
     fn reload(
@@ -414,7 +410,6 @@ impl Scheme for InTree {
             false => open_inside(&mut storage, true)?,
         };
         reuse(&mut open.maps.limit, &maps.limit)?;
-        reuse(&mut open.maps.queues_of_limit, &maps.queues)?;
         reuse(&mut open.maps.counters, &maps.counters)?;
         if !is_root {
             let htb = load_skel(open, "htb")?;

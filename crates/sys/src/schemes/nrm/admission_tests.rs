@@ -10,7 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libbpf_rs::{MapCore, MapFlags};
 use proptest::prelude::*;
 use tidegate_core::{
     Class, Direction, Nanos, Rate, admission, queue_options::VirtualQueueOptions, virtual_queue,
@@ -233,7 +232,7 @@ fn are_held(host: &'static str) {
     });
 
     let reading = limit.maps.read(Direction::Egress).unwrap();
-    let turns = reading.queue.turns;
+    let turns = limit.maps.own::<Sockets>().unwrap().queue(0, 0).unwrap().turns;
     if turns.retries == 0 {
         eprintln!("SKIP {TEST}: programs of cgroups see no SYN-ACK on this kernel");
         return;
@@ -273,12 +272,11 @@ fn root_a_parent_does_not_drop_the_answers_of_its_child() {
 
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let mut queue = parent.maps.read(Direction::Egress).unwrap().queue;
+        let own = parent.maps.own::<Sockets>().unwrap();
+        let mut queue = own.queue(0, 0).unwrap();
         let start = monotonic_ns();
         queue.finish_ns = start + BACKLOG.as_nanos() as u64;
-        let key = 0u32.to_ne_bytes();
-        let bytes = bytemuck::bytes_of(&queue);
-        parent.maps.queues.update(&key, bytes, MapFlags::ANY).unwrap();
+        own.set_queue(0, 0, &queue).unwrap();
         let stream = TcpStream::connect_timeout(
             &(Ipv4Addr::LOCALHOST, server.1).into(),
             Duration::from_millis(500),

@@ -113,6 +113,8 @@ fn ask(closes: bool, bit_s: u64, requests: usize) -> intf::Turns {
     // However fast the machine: with the credit of those that begin.
     let most = rate.bit_s() as f64 / 8.0 * (elapsed + 0.2);
     assert!((bytes as f64) < most, "{bytes} bytes, at most {most}");
+    let index = intf::index(Direction::Ingress);
+    let turns = limit.maps.own::<Sockets>().unwrap().queue(0, index).unwrap().turns;
     limit.detach(hierarchy, group).unwrap();
-    reading.queue.turns
+    turns
 }

@@ -434,7 +434,7 @@ fn root_the_loaded_program_follows_the_table() {
         let zero = 0u32.to_ne_bytes();
         nrm.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
         let finish_ns = if row.backlog_s == 0 { 0 } else { monotonic_ns() + row.backlog_s * S };
-        let queue = intf::Queue { finish_ns, ..Default::default() };
+        let queue = intf::NrmQueue::from(intf::Queue { finish_ns, ..Default::default() });
         nrm.maps.queues_of_limit.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
         let cpus = nrm.maps.counters.lookup_percpu(&key, MapFlags::ANY).unwrap().unwrap();
         let clear = vec![vec![0u8; cpus[0].len()]; cpus.len()];
@@ -470,7 +470,7 @@ fn root_the_loaded_program_follows_the_table() {
             assert_eq!(stamped, expected, "{}: time of {}", row.what, outcome.name);
         }
         let value = nrm.maps.queues_of_limit.lookup(&key, MapFlags::ANY).unwrap().unwrap();
-        let after: intf::Queue = bytemuck::pod_read_unaligned(&value);
+        let after: intf::NrmQueue = bytemuck::pod_read_unaligned(&value);
         let charged = matches!(row.outcome, "pass" | "mark" | "slow");
         let cost_ns = if charged { row.wire_bytes * 1000 } else { 0 };
         if row.backlog_s > 0 || !charged {
@@ -496,7 +496,10 @@ fn root_early_drops_happen_in_the_loaded_program() {
     let limit = intf::Limit { queue: [conf; 2], flags: intf::FLAG_LOOPBACK, ..Default::default() };
     let key = 0u32.to_ne_bytes();
     nrm.maps.limit.update(&key, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();
-    let queue = intf::Queue { finish_ns: monotonic_ns() + 150 * S, ..Default::default() };
+    let queue = intf::NrmQueue::from(intf::Queue {
+        finish_ns: monotonic_ns() + 150 * S,
+        ..Default::default()
+    });
     nrm.maps.queues_of_limit.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
     let packet = frame(false, UDP, NOT_ECT, 1500);
     let mut returned = [0u32; 4];
@@ -536,20 +539,20 @@ fn root_a_new_rate_rescales_the_backlog_in_the_loaded_program() {
         let direction = u32::from(std::ptr::eq(program, &nrm.progs.nrm_ingress)).to_ne_bytes();
         for (what, cost, backlog_s, expected_s) in rows {
             let now_ns = monotonic_ns();
-            let was = intf::Queue {
+            let was = intf::NrmQueue::from(intf::Queue {
                 finish_ns: now_ns + backlog_s * S,
                 epoch_base_ns: now_ns,
                 epoch_start_ns: now_ns,
                 epoch_us: 600_000_000,
                 cost,
                 ..Default::default()
-            };
+            });
             let bytes = bytemuck::bytes_of(&was);
             nrm.maps.queues_of_limit.update(&direction, bytes, MapFlags::ANY).unwrap();
             let input = ProgramInput { data_in: Some(&packet), ..Default::default() };
             let returned = program.test_run(input).unwrap().return_value;
             let value = nrm.maps.queues_of_limit.lookup(&direction, MapFlags::ANY).unwrap();
-            let is: intf::Queue = bytemuck::pod_read_unaligned(&value.unwrap());
+            let is: intf::NrmQueue = bytemuck::pod_read_unaligned(&value.unwrap());
             assert_eq!(is.cost, CONF.cost, "{what}");
             let charged_ns = if expected_s < 100 { 1514 * 1000 } else { 0 };
             assert_eq!(returned == 1, charged_ns > 0, "{what}: {returned}");
@@ -590,7 +593,10 @@ fn root_a_rate_that_is_lent_ends_in_the_loaded_program() {
             nrm.maps.limit.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
         }
         [&nrm.progs.nrm_egress, &nrm.progs.nrm_ingress].map(|program| {
-            let queue = intf::Queue { finish_ns: monotonic_ns() + 150 * S, ..Default::default() };
+            let queue = intf::NrmQueue::from(intf::Queue {
+                finish_ns: monotonic_ns() + 150 * S,
+                ..Default::default()
+            });
             for key in [0u32, 1] {
                 let bytes = bytemuck::bytes_of(&queue);
                 nrm.maps.queues_of_limit.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
@@ -631,7 +637,10 @@ fn root_a_packet_that_finds_no_state_passes() {
         }
         prepare(open.open_object_mut(), "nrm").unwrap();
         let nrm = open.load().unwrap();
-        let queue = intf::Queue { finish_ns: monotonic_ns() + 350 * S, ..Default::default() };
+        let queue = intf::NrmQueue::from(intf::Queue {
+            finish_ns: monotonic_ns() + 350 * S,
+            ..Default::default()
+        });
         let values = [
             (&nrm.maps.limit, [0, 2], bytemuck::bytes_of(&drop_all)),
             (&nrm.maps.queues_of_limit, [0, 1], bytemuck::bytes_of(&queue)),
@@ -660,7 +669,10 @@ fn root_a_packet_of_a_cgroup_without_a_slot_passes() {
     let nrm = load_nrm(&mut storage, &pooled).unwrap();
     let flags = intf::FLAG_LOOPBACK;
     let limit = intf::Limit { queue: [CONF; 2], flags, ..Default::default() };
-    let queue = intf::Queue { finish_ns: monotonic_ns() + 350 * S, ..Default::default() };
+    let queue = intf::NrmQueue::from(intf::Queue {
+        finish_ns: monotonic_ns() + 350 * S,
+        ..Default::default()
+    });
     // In the slot that no limit gets.
     let zero = 0u32.to_ne_bytes();
     nrm.maps.limit.update(&zero, bytemuck::bytes_of(&limit), MapFlags::ANY).unwrap();

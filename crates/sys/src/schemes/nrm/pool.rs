@@ -1,19 +1,19 @@
 //! A pool of limits on cgroups: one copy of the programs, and maps in which each limit has a slot
 //! (`bpf/nrm/slot.h`). The kernel keeps the slot of its limit with each cgroup.
 
-use std::{mem::MaybeUninit, os::fd::OwnedFd};
+use std::{any::Any, mem::MaybeUninit, os::fd::OwnedFd, path::Path};
 
 use libbpf_rs::{Link, MapCore, MapHandle};
 use tidegate_core::exempt::Exempt;
 
-use super::{Sharing, load};
+use super::{Sharing, Sockets, load};
 use crate::{
-    bpf::{self, Links, keep, load_error},
+    bpf::{self, Links, keep, load_error, open_map},
     cgroup::{Cgroup, Hierarchy},
     intf,
     limit::{
         Adopt, LimitError, LimitMaps, ParentMaps, attach,
-        slot_pool::{PINS, SlotPool, open_map},
+        slot_pool::{PINS, SlotPool},
     },
 };
 
@@ -46,7 +46,7 @@ impl SlotPool {
     /// Loads the programs again, with the maps that the pool has.
     pub(crate) fn reload(&self) -> Result<LoadedPool, LimitError> {
         let maps = self.all_maps()?;
-        Self::load(maps.parent.as_ref(), Some(self), maps.exempt.is_some(), |_| Ok(()))
+        Self::load(maps.own.parent(), Some(self), maps.exempt.is_some(), |_| Ok(()))
     }
 
     fn load(
@@ -64,37 +64,32 @@ impl SlotPool {
         load(sharing, |maps, slots, programs| {
             fill(&maps)?;
             let mut storage = MaybeUninit::uninit();
-            let sockets = maps.sockets.as_ref().ok_or(LimitError::Layout("sockets"))?;
-            let adopt = maps.load_adopt(&mut storage, sockets, adoption.as_ref())?;
+            let adopt =
+                maps.own::<Sockets>()?.load_adopt(&maps, &mut storage, adoption.as_ref())?;
             let handle = MapHandle::try_from(&adopt.maps.adoption).map_err(load_error("adopt"))?;
             let adopt_link = adopt.progs.adopt.attach().map_err(load_error("adopt"))?;
-            let LimitMaps { limit, queues, counters, sockets, exempt, parent: above, .. } = maps;
-            let all =
-                [Some(limit), Some(queues), Some(counters), sockets, slots, Some(handle), exempt];
-            Ok(LoadedPool {
-                maps: PINS
-                    .into_iter()
-                    .zip(all)
-                    .filter_map(|(pin, map)| Some((pin, map?)))
-                    .collect(),
-                above,
-                programs,
-                adopt: keep(&adopt.progs.adopt, "adopt")?,
-                adopt_link,
-            })
+            let adopt = keep(&adopt.progs.adopt, "adopt")?;
+            let LimitMaps { limit, counters, exempt, own, .. } = maps;
+            let own: Box<dyn Any> = own;
+            let own = own.downcast::<Sockets>().map_err(|_| LimitError::Layout("queues"))?;
+            let Sockets { queues, sockets, parent: above, .. } = *own;
+            let every = [limit, queues, counters, sockets].map(Some);
+            let all = every.into_iter().chain([slots, Some(handle), exempt]);
+            let maps = PINS.into_iter().zip(all).filter_map(|(pin, map)| Some((pin, map?)));
+            Ok(LoadedPool { maps: maps.collect(), above, programs, adopt, adopt_link })
         })
     }
 
     /// The maps of all limits.
     fn all_maps(&self) -> Result<LimitMaps, LimitError> {
-        let [limits, queues, counters, sockets, ..] = PINS;
-        let open = |name| open_map(&self.dir, name);
-        Ok(LimitMaps {
-            sockets: Some(open(sockets)?),
-            exempt: self.exempt()?,
-            parent: ParentMaps::open(&self.dir)?,
-            ..LimitMaps::new(open(limits)?, open(queues)?, open(counters)?)
-        })
+        let exempt = self.exempt()?;
+        Ok(LimitMaps { exempt, ..maps_in(&self.dir, None)? })
+    }
+
+    /// Those of the limit in a slot.
+    fn maps_of(self, at: u32) -> Result<LimitMaps, LimitError> {
+        let (exempt, dir) = (self.exempt()?, self.dir.clone());
+        Ok(LimitMaps { exempt, at, ..maps_in(&dir, Some(self))? })
     }
 
     /// How many slots it has, the one that no limit gets included.
@@ -104,8 +99,7 @@ impl SlotPool {
 
     /// The maps of a new limit in a slot.
     pub(crate) fn take(self, slot: u32, limit: intf::Entry) -> Result<LimitMaps, LimitError> {
-        let mut maps = self.all_maps()?;
-        (maps.at, maps.pool) = (slot, Some(self));
+        let maps = self.maps_of(slot)?;
         clear(&maps)?;
         maps.write(limit)?;
         Ok(maps)
@@ -138,16 +132,23 @@ impl SlotPool {
             return Ok(());
         }
         self.leave(cgroup.id(), slot);
-        let mut maps = self.all_maps()?;
-        (maps.at, maps.pool) = (slot, Some(self));
-        maps.adopt(hierarchy, cgroup, Adopt::Release)
+        self.maps_of(slot)?.adopt(hierarchy, cgroup, Adopt::Release)
     }
+}
+
+/// The maps that are pinned in the directory of a pool.
+fn maps_in(dir: &Path, pool: Option<SlotPool>) -> Result<LimitMaps, LimitError> {
+    let [limits, queues, counters, sockets, ..] = PINS;
+    let open = |name| open_map(dir, name);
+    let parent = ParentMaps::open(dir)?;
+    let own = Sockets { queues: open(queues)?, sockets: open(sockets)?, parent, pool };
+    Ok(LimitMaps::new(open(limits)?, open(counters)?, own))
 }
 
 /// A slot as new.
 fn clear(maps: &LimitMaps) -> Result<(), LimitError> {
     let own = |entries: usize| maps.at * entries as u32..(maps.at + 1) * entries as u32;
     bpf::clear::<intf::Limit>(&maps.limit, "limit", own(intf::LIMITS))?;
-    bpf::clear::<intf::Queue>(&maps.queues, "queues", own(intf::QUEUES))?;
+    bpf::clear::<intf::NrmQueue>(&maps.own::<Sockets>()?.queues, "queues", own(intf::QUEUES))?;
     bpf::clear::<intf::Counters>(&maps.counters, "counters", own(intf::DIRECTIONS))
 }

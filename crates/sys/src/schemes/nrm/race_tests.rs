@@ -22,39 +22,39 @@ use tidegate_core::{
 use crate::intf;
 
 unsafe extern "C" {
-    fn native_ep_count_flow(queue: *mut intf::Queue, seen: *mut u32) -> i32;
+    fn native_ep_count_flow(queue: *mut intf::NrmQueue, seen: *mut u32) -> i32;
     fn native_ep_count_class(
-        parent: *mut intf::Queue,
+        parent: *mut intf::NrmQueue,
         seen: *mut u32,
         class: *const intf::ClassConf,
     ) -> i32;
     fn native_ep_use_class(
-        parent: *mut intf::Queue,
-        queue: *mut intf::Queue,
+        parent: *mut intf::NrmQueue,
+        queue: *mut intf::NrmQueue,
         class: *const intf::ClassConf,
         bytes: u32,
     );
     fn native_ep_charge(
         conf: *const intf::QueueConf,
-        queue: *mut intf::Queue,
+        queue: *mut intf::NrmQueue,
         now_ns: u64,
         cost_ns: u64,
         aside_ns: u64,
     );
     fn native_ep_turn(
         conf: *const intf::QueueConf,
-        queue: *mut intf::Queue,
+        queue: *mut intf::NrmQueue,
         now_ns: u64,
         rate_bit_s: u64,
     ) -> i32;
-    fn native_ep_follow_rate(conf: *const intf::QueueConf, queue: *mut intf::Queue, now_ns: u64);
+    fn native_ep_follow_rate(conf: *const intf::QueueConf, queue: *mut intf::NrmQueue, now_ns: u64);
     fn native_ep_config_now(
-        queue: *const intf::Queue,
+        queue: *const intf::NrmQueue,
         ceiling: *const intf::QueueConf,
         class: *const intf::ClassConf,
         now: *mut intf::QueueConf,
     );
-    fn native_ep_set_rate(queue: *mut intf::Queue, bit_s: u64);
+    fn native_ep_set_rate(queue: *mut intf::NrmQueue, bit_s: u64);
 }
 
 const THREADS: usize = 4;
@@ -102,7 +102,10 @@ fn conf() -> intf::QueueConf {
 /// whose packets several CPUs have.
 #[test]
 fn flows_and_charges_of_many_cpus_are_conserved() {
-    let begin = intf::Queue { epoch_start_ns: START_NS - EPOCH_NS, ..intf::Queue::default() };
+    let begin = intf::NrmQueue::from(intf::Queue {
+        epoch_start_ns: START_NS - EPOCH_NS,
+        ..intf::Queue::default()
+    });
     let (conf, queue) = (conf(), Shared(UnsafeCell::new(begin)));
     let common = Shared(UnsafeCell::new(0u32));
     let (clock, barrier) = (AtomicU64::new(START_NS), Barrier::new(THREADS));
@@ -171,7 +174,7 @@ fn flows_and_charges_of_many_cpus_are_conserved() {
 fn classes_of_many_cpus_are_conserved() {
     let conf = conf();
     let rate_bit_s = RATE_BIT_S;
-    let queue = Shared(UnsafeCell::new(intf::Queue { rate_bit_s, ..intf::Queue::default() }));
+    let queue = Shared(UnsafeCell::new(intf::NrmQueue { rate_bit_s, ..intf::NrmQueue::default() }));
     let (clock, barrier) = (AtomicU64::new(1 << 40), Barrier::new(THREADS));
     let (weight, reserved, epochs) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let class = |number: usize| intf::ClassConf {
@@ -228,18 +231,21 @@ fn a_class_that_takes_little_takes_no_share_from_others() {
     const FRAME_BYTES: u32 = 1514;
     let class = intf::ClassConf { weight: 100, ..intf::ClassConf::default() };
     // A class of the same weight sends in each epoch.
-    let mut parent = intf::Queue {
+    let mut parent = intf::NrmQueue {
         rate_bit_s: RATE_BIT_S,
-        cost: conf().cost,
-        epoch_us: EPOCH_NS as u32 / 1000,
-        ..intf::Queue::default()
+        ..intf::NrmQueue::from(intf::Queue {
+            cost: conf().cost,
+            epoch_us: EPOCH_NS as u32 / 1000,
+            ..intf::Queue::default()
+        })
     };
-    let mut queue = intf::Queue::default();
+    let mut queue = intf::NrmQueue::default();
     // The share after packets of the class in a later epoch, in which the parent had this share.
     let mut share_after = |later: u32, packets: usize, bytes: u32| {
         let (share, epoch) = (SHARE, parent.epoch + later);
-        let rest = intf::Queue { weight: 100, weight_before: 100, lightest: 100, ..parent };
-        parent = intf::Queue { epoch, share, flows: 1, lightest_before: 100, ..rest };
+        let common = intf::Queue { epoch, share, flows: 1, ..parent.common };
+        let rest = intf::NrmQueue { weight: 100, weight_before: 100, lightest: 100, ..parent };
+        parent = intf::NrmQueue { common, lightest_before: 100, ..rest };
         for _ in 0..packets {
             // SAFETY: all are live, of the layouts that the header declares.
             unsafe { native_ep_use_class(&raw mut parent, &raw mut queue, &class, bytes) };
@@ -270,15 +276,15 @@ fn a_rate_that_changes_under_packets_is_seen_as_a_whole() {
         ..intf::ClassConf::default()
     };
     let (ceiling, rates) = (conf(), [9_000u64, 777_777, 31_000_000]);
-    let queue = Shared(UnsafeCell::new(intf::Queue::default()));
-    let config_now = |queue: &Shared<intf::Queue>| {
+    let queue = Shared(UnsafeCell::new(intf::NrmQueue::default()));
+    let config_now = |queue: &Shared<intf::NrmQueue>| {
         let mut now = intf::QueueConf::default();
         // SAFETY: all are live, of the layouts that the header declares.
         unsafe { native_ep_config_now(queue.at(), &ceiling, &class, &mut now) };
         now
     };
     let expected = rates.map(|bit_s| {
-        let of_one = Shared(UnsafeCell::new(intf::Queue::default()));
+        let of_one = Shared(UnsafeCell::new(intf::NrmQueue::default()));
         // SAFETY: it is live, of the layout that the header declares.
         unsafe { native_ep_set_rate(of_one.at(), bit_s) };
         config_now(&of_one)

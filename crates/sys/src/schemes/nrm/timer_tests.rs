@@ -10,7 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libbpf_rs::{MapCore, MapFlags};
 use tidegate_core::{Direction, Rate, Scheme, admission, queue_options::VirtualQueueOptions};
 
 use super::{
@@ -124,12 +123,12 @@ fn options(bit_s: u64) -> LimitOptions {
 
 /// Puts the egress queue so far behind, over a path of this round trip. Returns when that was, in ns.
 fn set_backlog(limit: &AttachedLimit, rtt: Duration, backlog: Duration) -> u64 {
-    let mut queue = limit.maps.read(Direction::Egress).unwrap().queue;
+    let own = limit.maps.own::<Sockets>().unwrap();
+    let mut queue = own.queue(0, 0).unwrap();
     queue.rtt_ns = rtt.as_nanos() as u64;
     let start = monotonic_ns();
     queue.finish_ns = start + backlog.as_nanos() as u64;
-    let bytes = bytemuck::bytes_of(&queue);
-    limit.maps.queues.update(&0u32.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
+    own.set_queue(0, 0, &queue).unwrap();
     start
 }
 
@@ -203,7 +202,8 @@ fn root_listeners_send_their_answers_more_often() {
         if is_readable {
             limit.detach(hierarchy, group).unwrap();
         } else {
-            let sockets = MapHandle::try_from(limit.maps.sockets.as_ref().unwrap()).unwrap();
+            let sockets =
+                MapHandle::try_from(&limit.maps.own::<Sockets>().unwrap().sockets).unwrap();
             drop(limit);
             release_sockets(&sockets, &network_namespaces(hierarchy, group)).unwrap();
         }
@@ -278,7 +278,7 @@ fn root_what_waits_for_a_timer_is_counted_by_cause() {
         let options = LimitOptions { scheme, ..options(50_000_000) };
         let limit = AttachedLimit::attach(hierarchy, group, &options, None).unwrap();
         let at_risk = || {
-            let counted = limit.maps.read(Direction::Egress).unwrap().queue.at_risk;
+            let counted = limit.maps.read(Direction::Egress).unwrap().at_risk.unwrap();
             intf::RISK_TABLE.iter().map(|risk| risk.name).zip(counted).collect::<BTreeMap<_, _>>()
         };
         let mut server = Process::start(group, "answers");

@@ -76,12 +76,13 @@ fn root_limits_load_inside_each_other() {
         let root = attach(0, &limit(100, scheme, None), None);
         let child = attach(1, &limit(80, scheme, class), Some(&root));
         let grandchild = attach(2, &limit(100_000, scheme, class), Some(&child));
-        assert!(root.maps.parent.is_none() && child.maps.parent.is_some());
+        assert!(root.maps.own.parent().is_none() && child.maps.own.parent().is_some());
         // What they may use before their first packet, with half a share of what is above: the guarantee and
         // half of 99 % of 100 Mbit/s, and of 59.5 in turn.
         for direction in [Direction::Egress, Direction::Ingress] {
             let rate = |limit: &AttachedLimit| {
-                limit.maps.read(direction).unwrap().queue.rate_bit_s as f64 / 1e6
+                let part = limit.maps.read(direction).unwrap().part;
+                part.map_or(0, |part| part.rate_bit_s) as f64 / 1e6
             };
             assert!((rate(&child) - 59.5).abs() < 0.1, "{}", rate(&child));
             assert!((rate(&grandchild) - 39.45).abs() < 0.1, "{}", rate(&grandchild));

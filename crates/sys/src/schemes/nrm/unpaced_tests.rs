@@ -34,7 +34,7 @@ unsafe extern "C" {
     ) -> u32;
     fn native_up_packet(
         conf: *const intf::QueueConf,
-        queue: *mut intf::Queue,
+        queue: *mut intf::NrmQueue,
         flow: *mut NativeFlow,
         packet: *const NativePacket,
     ) -> i32;
@@ -220,7 +220,7 @@ struct Got {
 fn share_a_limit(bit_s: u64, sources: &[Source]) -> Vec<Got> {
     let rate = Rate::from_bit_s(bit_s).unwrap();
     let conf: intf::QueueConf = VirtualQueueOptions::new(rate).config().unwrap().into();
-    let mut queue = intf::Queue::default();
+    let mut queue = intf::NrmQueue::default();
     let mut flows = vec![(S, NativeFlow::default(), Got::default()); sources.len()];
     let (begin, end) = (2 * S, 6 * S);
     let mut random = 1u32;
@@ -385,7 +385,8 @@ fn flows_that_begin_together_make_room_for_each_other() {
             VirtualQueueOptions { kind: QueueKind::Windows, ..VirtualQueueOptions::new(rate) };
         let conf: intf::QueueConf = options.config().unwrap().into();
         let frame_ns = virtual_queue::time_of(FRAME.into(), conf.cost).0;
-        let mut queue = intf::Queue { share: 99 * (1 << 24) / 100, ..Default::default() };
+        let begin = intf::Queue { share: 99 * (1 << 24) / 100, ..Default::default() };
+        let mut queue = intf::NrmQueue::from(begin);
         let mut sockets = [NativeFlow::default(); FLOWS as usize];
         let mut window = 4;
         for round in 1..20 {
@@ -430,7 +431,7 @@ fn datagram() -> Vec<u8> {
     frame
 }
 
-fn put(nrm: &skel::nrm::NrmSkel<'_>, conf: intf::QueueConf, bit_s: u64, queue: &intf::Queue) {
+fn put(nrm: &skel::nrm::NrmSkel<'_>, conf: intf::QueueConf, bit_s: u64, queue: &intf::NrmQueue) {
     let flags = intf::FLAG_LOOPBACK | intf::FLAG_PACE_FAIR;
     let rate_bit_s = [bit_s; 2];
     let limit = intf::Limit { queue: [conf; 2], rate_bit_s, flags, ..Default::default() };
@@ -439,7 +440,7 @@ fn put(nrm: &skel::nrm::NrmSkel<'_>, conf: intf::QueueConf, bit_s: u64, queue: &
     nrm.maps.queues_of_limit.update(&KEY, bytemuck::bytes_of(queue), MapFlags::ANY).unwrap();
 }
 
-fn queue_of(nrm: &skel::nrm::NrmSkel<'_>) -> intf::Queue {
+fn queue_of(nrm: &skel::nrm::NrmSkel<'_>) -> intf::NrmQueue {
     let value = nrm.maps.queues_of_limit.lookup(&KEY, MapFlags::ANY).unwrap().unwrap();
     bytemuck::pod_read_unaligned(&value)
 }
@@ -471,7 +472,7 @@ fn root_a_flood_at_ingress_gets_no_room_for_windows() {
         let conf = windows(bit_s);
         let strict = unpaced::thresholds(&conf.into());
         // With a round trip of 50 ms, for which a window has room as well.
-        put(&nrm, conf, bit_s, &intf::Queue { rtt_ns: 50_000_000, ..Default::default() });
+        put(&nrm, conf, bit_s, &intf::NrmQueue { rtt_ns: 50_000_000, ..Default::default() });
         let before = passed_bytes(&nrm);
         let started = now_ns();
         for _ in 0..300 {
@@ -528,15 +529,17 @@ fn root_unpaced_senders_within_a_share_do_not_pay_for_windows() {
             frame[34..36].copy_from_slice(&port.to_be_bytes());
             let run = |all_ms: u64, unpaced_ms: u64| {
                 let now = now_ns();
-                let was = intf::Queue {
-                    finish_ns: now + all_ms * MS,
+                let was = intf::NrmQueue {
                     unpaced_finish_ns: now + unpaced_ms * MS,
-                    epoch_start_ns: now,
-                    epoch_us: 600_000_000,
-                    // The least there is: zero stands for a share that is not known yet.
-                    share: 1,
-                    cost: conf.cost,
-                    ..Default::default()
+                    ..intf::NrmQueue::from(intf::Queue {
+                        finish_ns: now + all_ms * MS,
+                        epoch_start_ns: now,
+                        epoch_us: 600_000_000,
+                        // The least there is: zero stands for a share that is not known yet.
+                        share: 1,
+                        cost: conf.cost,
+                        ..Default::default()
+                    })
                 };
                 put(&nrm, conf, 8_000, &was);
                 let input = ProgramInput { data_in: Some(&frame), ..Default::default() };
@@ -573,7 +576,7 @@ fn root_an_epoch_is_as_long_as_the_bursts_of_those_who_joined() {
     let key = 0u32.to_ne_bytes();
     for (flows, flows_before, expected_us) in [(24, 4, 11_628), (4, 24, 4000), (4, 4, 6000)] {
         let now = now_ns();
-        let queue = intf::Queue {
+        let queue = intf::NrmQueue::from(intf::Queue {
             flows,
             flows_before,
             finish_ns: now,
@@ -582,14 +585,14 @@ fn root_an_epoch_is_as_long_as_the_bursts_of_those_who_joined() {
             epoch_us: 4000,
             cost: conf.cost,
             ..Default::default()
-        };
+        });
         put(&nrm, conf, BIT_S, &queue);
         nrm.maps.queues_of_limit.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
         let packet = datagram();
         let input = ProgramInput { data_in: Some(&packet), ..Default::default() };
         nrm.progs.nrm_egress.test_run(input).unwrap();
         let value = nrm.maps.queues_of_limit.lookup(&key, MapFlags::ANY).unwrap().unwrap();
-        let is: intf::Queue = bytemuck::pod_read_unaligned(&value);
+        let is: intf::NrmQueue = bytemuck::pod_read_unaligned(&value);
         assert_eq!(is.epoch, 1, "the packet ends the epoch");
         let what = format!("{flows} flows after {flows_before}");
         assert!(is.epoch_us.abs_diff(expected_us) <= 16, "{what}: {} us", is.epoch_us);

@@ -318,7 +318,11 @@ fn root_police_the_loaded_program_follows_the_table() {
         let now = boottime_ns();
         let finish_ns = now + row.missing_s * S;
         let queue = full_at(finish_ns);
-        maps.queues.update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
+        maps.own::<Policer>()
+            .unwrap()
+            .meters
+            .update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY)
+            .unwrap();
 
         let mut context = vec![0u8; SKB_BYTES];
         context[SKB_MARK..SKB_MARK + 4].copy_from_slice(&row.mark.to_ne_bytes());
@@ -345,7 +349,7 @@ fn root_police_the_loaded_program_follows_the_table() {
             assert_eq!(found, expected, "{}: {}", row.what, outcome.name);
         }
         // A full bucket is paid from the present, which is a little later.
-        let missing = reading.queue.finish_ns - now;
+        let missing = reading.finish_ns - now;
         let expected = row.missing_after_s * S;
         assert!((expected..expected + S).contains(&missing), "{}: {missing} ns", row.what);
     }
@@ -455,7 +459,11 @@ fn root_police_actions_follow_the_table() {
         let full = full_at(boottime_ns() + 20 * S);
         for key in 0..2u32 {
             let bytes = bytemuck::bytes_of(&full);
-            maps.queues.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
+            maps.own::<Policer>()
+                .unwrap()
+                .meters
+                .update(&key.to_ne_bytes(), bytes, MapFlags::ANY)
+                .unwrap();
         }
         let sent = if ipv6 { frame_v6(tos) } else { frame_v4(tos) };
         let mut received = sent.clone();
@@ -563,7 +571,11 @@ fn root_police_exempt_packets_follow_the_table() {
     let full = full_at(boottime_ns() + 20 * S);
     for key in 0..2u32 {
         let bytes = bytemuck::bytes_of(&full);
-        maps.queues.update(&key.to_ne_bytes(), bytes, MapFlags::ANY).unwrap();
+        maps.own::<Policer>()
+            .unwrap()
+            .meters
+            .update(&key.to_ne_bytes(), bytes, MapFlags::ANY)
+            .unwrap();
     }
     let v4 = |source: [u8; 4], destination: [u8; 4], dscp: u8| {
         let mut frame = frame_v4(dscp << 2);

@@ -9,7 +9,10 @@ use tidegate_core::{
     prefixes::{Prefix, Prefixes},
 };
 
-use super::place::{Place, holder, inner, key, keys, put_inner};
+use super::{
+    Policer,
+    place::{Place, holder, inner, key, keys, put_inner},
+};
 use crate::{
     bpf::{self, create_map, load_error, load_skel, map_error, open_skel, reuse},
     device::{self, Hooked, Target},
@@ -110,13 +113,18 @@ impl MapPool {
             Ok(map)
         };
         let counters = size_of::<intf::PoliceCounters>();
+        let meters = size_of::<intf::Meter>();
+        let own = Policer {
+            meters: chunk("queues", MapType::Array, meters, intf::DIRECTIONS)?,
+            group: None,
+            place: Some(self.place(index, matched)?),
+        };
         let maps = LimitMaps {
             at: index % CHUNK,
-            place: Some(self.place(index, matched)?),
             ..LimitMaps::new(
                 chunk("limits", MapType::Array, size_of::<intf::Entry>(), intf::LIMITS)?,
-                chunk("queues", MapType::Array, size_of::<intf::Meter>(), intf::DIRECTIONS)?,
                 chunk("counters", MapType::PercpuArray, counters, intf::DIRECTIONS)?,
+                own,
             )
         };
         clear(&maps)?;
@@ -204,6 +212,6 @@ pub(crate) fn vacate(place: &Place, maps: &LimitMaps) -> Result<(), LimitError> 
 fn clear(maps: &LimitMaps) -> Result<(), LimitError> {
     let own = |entries: usize| maps.at * entries as u32..(maps.at + 1) * entries as u32;
     bpf::clear::<intf::Entry>(&maps.limit, "limit", own(intf::LIMITS))?;
-    bpf::clear::<intf::Meter>(&maps.queues, "queues", own(intf::DIRECTIONS))?;
+    bpf::clear::<intf::Meter>(&maps.own::<Policer>()?.meters, "queues", own(intf::DIRECTIONS))?;
     bpf::clear::<intf::PoliceCounters>(&maps.counters, "counters", own(intf::DIRECTIONS))
 }

@@ -73,7 +73,8 @@ fn take(pool: &MapPool, index: u32) -> LimitMaps {
 /// Makes a limit in a pool another one.
 fn change(maps: &mut LimitMaps, options: &LimitOptions) -> Result<(), LimitError> {
     let settings = options.encode(0).unwrap().into();
-    let place = maps.place.as_mut().unwrap();
+    let own: &mut dyn std::any::Any = &mut *maps.own;
+    let place = own.downcast_mut::<super::Policer>().unwrap().place.as_mut().unwrap();
     place.change(&maps.limit, &settings, options)?;
     place.matched = options.matched;
     Ok(())
@@ -177,18 +178,18 @@ fn root_police_match_buckets_are_apart() {
     // The host that it leaves is free, the one that it gets is held by what is left of its bucket.
     write(&mut one, "10.0.0.3,2001:db8::/32", 3);
     assert_eq!((sent(1, 9), sent(3, 9)), (9, 0));
-    assert!(one.place.as_ref().unwrap().is_entered(&one.limit().unwrap()));
-    vacate(one.place.as_ref().unwrap(), &one).unwrap();
+    assert!(one.own.place().unwrap().is_entered(&one.limit().unwrap()));
+    vacate(one.own.place().unwrap(), &one).unwrap();
     assert_eq!(sent(3, 9), 9);
     let mut new = take(&pool, 0);
     write(&mut new, "10.0.0.0/24", 2);
     assert_eq!((sent(3, 9), sent(2, 9)), (2, 0), "a new bucket; the longer prefix stays apart");
     // Exempt of this limit alone.
     let exempt = |maps: &mut LimitMaps, text: &str| {
-        let (exempt, matched) = (text.parse().unwrap(), maps.place.as_ref().unwrap().matched);
+        let (exempt, matched) = (text.parse().unwrap(), maps.own.place().unwrap().matched);
         let options = LimitOptions { exempt, matched, ..limit("none", 2 * FRAME_BYTES as u64) };
         change(maps, &options).unwrap();
-        let place = maps.place.as_ref().unwrap();
+        let place = maps.own.place().unwrap();
         assert_eq!(crate::exempt::read(&place.exempts, place.index), exempt.prefixes);
     };
     exempt(&mut new, "10.0.0.7,10.0.0.2");
@@ -250,7 +251,7 @@ fn root_police_match_a_rate_that_is_lent_ends() {
     // Who comes after it in its place finds nothing of it.
     let lease = Lease { until: Nanos(now - 1), then: slow };
     assert!(one.set_rate(&asked("none"), Direction::Egress, fast, Some(lease)).unwrap());
-    vacate(one.place.as_ref().unwrap(), &one).unwrap();
+    vacate(one.own.place().unwrap(), &one).unwrap();
     put(0, "10.0.0.1");
     assert_eq!([last(true, 1), last(true, 2)], [PASSED; 2]);
 }
@@ -272,9 +273,9 @@ fn root_police_match_lengths_are_bounded() {
     let error = change(&mut maps, &of(&all)).unwrap_err().to_string();
     assert!(error.contains("16 different lengths already"), "{error}");
     assert_eq!(maps.limit().unwrap(), before, "nothing has changed");
-    assert!(maps.place.as_ref().unwrap().is_entered(&before));
+    assert!(maps.own.place().unwrap().is_entered(&before));
     // IPv6 has its own.
     change(&mut maps, &limit("2001:db8::/32", 10_000)).unwrap();
     change(&mut maps, &of(&all[1..])).unwrap();
-    assert!(maps.place.as_ref().unwrap().is_entered(&maps.limit().unwrap()));
+    assert!(maps.own.place().unwrap().is_entered(&maps.limit().unwrap()));
 }

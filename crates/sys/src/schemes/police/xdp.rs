@@ -12,7 +12,9 @@ use crate::{
     device::Target,
     exempt::set_exempt,
     limit::{LimitError, LimitMaps},
-    query, skel, xdp,
+    query,
+    schemes::police::Policer,
+    skel, xdp,
 };
 
 /// Loads the program with the maps of a limit.

@@ -108,7 +108,11 @@ fn meet(at: At, policer: &Policer, missing_s: u64, frames: &[Vec<u8>]) -> Vec<Me
         let now = boottime_ns();
         let full_ns = now + missing_s * S;
         let queue = full_at(full_ns);
-        maps.queues.update(&1u32.to_ne_bytes(), bytemuck::bytes_of(&queue), MapFlags::ANY).unwrap();
+        maps.own::<super::Policer>()
+            .unwrap()
+            .meters
+            .update(&1u32.to_ne_bytes(), bytemuck::bytes_of(&queue), MapFlags::ANY)
+            .unwrap();
         let mut frame = sent.clone();
         let run = program.test_run(ProgramInput {
             data_in: Some(sent),
@@ -119,7 +123,8 @@ fn meet(at: At, policer: &Policer, missing_s: u64, frames: &[Vec<u8>]) -> Vec<Me
         let returned = run.unwrap().return_value;
         assert!(verdicts.contains(&returned), "{at:?} {returned}");
         let after = maps.read(Direction::Ingress).unwrap();
-        let meter: intf::Meter = lookup(&maps.queues, "queues", 1).unwrap();
+        let meter: intf::Meter =
+            lookup(&maps.own::<super::Policer>().unwrap().meters, "queues", 1).unwrap();
         let after_side = *meter.side();
         let outcomes = intf::OUTCOME_TABLE.iter().enumerate();
         let bytes = |i: usize| after.counters.bytes[i] - before.counters.bytes[i];

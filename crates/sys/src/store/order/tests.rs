@@ -7,7 +7,6 @@ use tidegate_core::{Class, Direction, Scheme, Scope, queue_options::VirtualQueue
 
 use super::*;
 use crate::{
-    bpf::lookup,
     bpffs::PrivateBpffs,
     intf,
     limit::LimitOptions,
@@ -170,10 +169,14 @@ fn root_a_parent_on_the_cgroup_of_its_child_has_no_traffic_of_its_own() {
             let done = shell.args(["-c", script]).arg(scene.nest.groups[0].absolute()).status();
             assert!(done.unwrap().success());
         };
-        let queue = |name: &str, index: u32| {
+        let queue = |name: &str, index: usize| {
             let limit = store.open(hierarchy, name).unwrap();
-            let at = limit.maps.at * intf::QUEUES as u32 + index;
-            lookup::<intf::Queue>(&limit.maps.queues, "queues", at).unwrap()
+            limit
+                .maps
+                .own::<crate::schemes::nrm::Sockets>()
+                .unwrap()
+                .queue(limit.maps.at, index)
+                .unwrap()
         };
         let deadline = Instant::now() + Duration::from_secs(30);
         while queue("top", 0).children_until_ns == 0 {
@@ -184,7 +187,7 @@ fn root_a_parent_on_the_cgroup_of_its_child_has_no_traffic_of_its_own() {
         send();
         let after = [queue("top", 0).finish_ns, queue("child", 0).finish_ns];
         assert!(before[0] < after[0] && before[1] < after[1], "{before:?} {after:?}");
-        let own = queue("top", intf::DIRECTIONS as u32);
+        let own = queue("top", intf::DIRECTIONS);
         assert_eq!((own.finish_ns, own.epoch), (0, 0));
         store.remove(&lock, "child").unwrap();
         store.remove(&lock, "top").unwrap();

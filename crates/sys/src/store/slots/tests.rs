@@ -48,8 +48,8 @@ fn root_limits_inside_one_limit_share_programs() {
         let limit = store.open(hierarchy, name).unwrap();
         assert!(limit.unhooked.is_empty(), "{name}: {:?}", limit.unhooked);
         // What it may use of its parent, from its first packet on.
-        let queue = limit.maps.read(Direction::Egress).unwrap().queue;
-        assert_eq!(queue.cost_now != 0, parent.is_some(), "{name}");
+        let part = limit.maps.read(Direction::Egress).unwrap().part;
+        assert_eq!(part.is_some(), parent.is_some(), "{name}");
     }
     let pool_of = |name| store.place_of(name).unwrap().0;
     assert_eq!((pool_of("a"), pool_of("x")), (pool_of("b"), pool_of("y")));
@@ -169,7 +169,7 @@ fn root_a_killed_writer_leaves_no_slot_with_a_member() {
     const TEST: &str = "root_a_killed_writer_leaves_no_slot_with_a_member";
     let Some((_dir, _bpffs, mut store, mut nest)) = setup(TEST, "half") else { return };
     let [a, b] = member_beside(&mut store, &mut nest);
-    let pool = store.pool_of("keep").unwrap().unwrap();
+    let pool = SlotPool::open(&store.place_of("keep").unwrap().0).unwrap();
     assert!(pool.slot_of(a) != 0 && pool.slot_of(b) != 0);
     // As of a limit that was being built.
     let members = store.root.join("web/members");

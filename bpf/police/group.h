@@ -11,7 +11,7 @@
 #define TG_GROUP_H
 
 #include "common/flow.h"
-#include "common/intf.h"
+#include "police/intf.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

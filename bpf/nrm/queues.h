@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The queues of a limit. A scheme with more state has a map of its own in their place. */
-#ifndef TG_QUEUES_MAP_H
-#define TG_QUEUES_MAP_H
+/* The map of the queues of a limit. */
+#ifndef TG_NRM_QUEUES_H
+#define TG_NRM_QUEUES_H
 
 #include <bpf/bpf_helpers.h>
 
-#include "common/intf.h"
+#include "nrm/intf.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, TG_QUEUES);
 	__type(key, __u32);
-	__type(value, struct tg_queue);
+	__type(value, struct tg_nrm_queue);
 } queues_of_limit SEC(".maps");
 
 /* A queue of a limit by its slot, which is 0 in maps that hold one limit. */
-static __always_inline struct tg_queue *tg_queue_of(__u32 slot, __u32 index)
+static __always_inline struct tg_nrm_queue *tg_queue_of(__u32 slot, __u32 index)
 {
 	__u32 key = slot * TG_QUEUES + index;
 
