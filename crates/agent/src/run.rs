@@ -429,15 +429,30 @@ fn give_back(hierarchy: &Hierarchy, world: &World, own: &BTreeSet<String>) {
         if !name.starts_with(&own_cgroup("")) || is_unit && !own.contains(name) {
             continue;
         }
-        if let (false, Ok(cgroup), Ok(above)) =
-            (own.contains(name), hierarchy.open(path), hierarchy.open(above))
-        {
-            // What cannot go back stays where it is.
-            for pid in cgroup.processes().unwrap_or_default() {
-                let _ = above.add(pid);
-            }
+        if !own.contains(name) {
+            move_up(hierarchy, path, above);
         }
         // The kernel keeps one that is not empty.
         let _ = fs::remove_dir(hierarchy.mount().join(path));
+    }
+}
+
+/// Gives back the processes that an agent has moved into a cgroup for a limit that has been removed, and removes
+/// the cgroup. A cgroup that is not of this limit is left alone.
+pub fn give_back_of(hierarchy: &Hierarchy, limit: &str, path: &str) {
+    if let Some((above, name)) = path.rsplit_once('/')
+        && name == own_cgroup(limit)
+    {
+        move_up(hierarchy, path, above);
+        let _ = fs::remove_dir(hierarchy.mount().join(path));
+    }
+}
+
+/// Moves the processes of a cgroup to the one above. What cannot go stays where it is.
+fn move_up(hierarchy: &Hierarchy, path: &str, above: &str) {
+    if let (Ok(cgroup), Ok(above)) = (hierarchy.open(path), hierarchy.open(above)) {
+        for pid in cgroup.processes().unwrap_or_default() {
+            let _ = above.add(pid);
+        }
     }
 }

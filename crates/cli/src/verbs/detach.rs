@@ -7,9 +7,13 @@ use std::{
 };
 
 use anyhow::Result;
+use tidegate_agent::run::give_back_of;
 use tidegate_core::class::MAX_DEPTH;
 use tidegate_host::{apply::Backend, nic::state::RunDir, run::sweep};
-use tidegate_sys::{congestion, store::StoreError};
+use tidegate_sys::{
+    congestion,
+    store::{PinnedLimit, StoreError},
+};
 
 use crate::{args::DetachArgs, refusal::say, verbs};
 
@@ -60,8 +64,14 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
                 writeln!(out, "{left} limits are still on")?;
                 return Err(stopped.into());
             }
+            let limit = host.host().store().open(host.host().hierarchy(), &name);
             match host.remove(&name) {
-                Ok(()) => writeln!(out, "limit `{name}` is off")?,
+                Ok(()) => {
+                    writeln!(out, "limit `{name}` is off")?;
+                    for path in limit.iter().flat_map(PinnedLimit::paths) {
+                        give_back_of(host.host().hierarchy(), &name, path);
+                    }
+                }
                 Err(StoreError::HasChildren { .. }) => parents.push(name),
                 // One that does not come off must not keep the others on.
                 Err(e) => first_error = first_error.or(Some(e)),

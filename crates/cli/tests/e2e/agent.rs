@@ -533,8 +533,15 @@ fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
     one.exit_code();
     wait_for("the end of its cgroup", || (!own.absolute().exists()).then_some(()));
     bed.wait_said("prog", "waiting");
+    // When the agent has ended, the next one that is moved stays until its limit is removed.
+    let again = spawn(&program);
+    bed.wait_said("prog", "in_force");
+    let own = place.hierarchy.open(own.path()).unwrap();
     drop(agent);
+    assert_eq!(own.processes().unwrap(), [again.0.id()]);
     place.ok(&["detach"]);
+    assert!(!own.absolute().exists(), "its cgroup is left");
+    assert!(place.group.processes().unwrap().contains(&again.0.id()));
 }
 
 #[test]

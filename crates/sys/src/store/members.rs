@@ -177,14 +177,18 @@ pub(super) fn programs_in(dir: &Path) -> Result<Vec<(&'static str, OwnedFd)>, St
 }
 
 impl PinnedLimit {
-    /// Its cgroups that exist: its own, or its members'.
-    pub(super) fn cgroups(&self, hierarchy: &Hierarchy) -> Vec<Cgroup> {
+    /// The paths of its cgroups that exist: its own, or its members'.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
         let own = match &self.scope {
-            Some(Scope::Cgroup(path)) => Some(path),
+            Some(Scope::Cgroup(path)) => Some(path.as_str()),
             _ => None,
         };
-        let members = self.members.iter().filter_map(|member| member.path.as_ref());
-        own.into_iter().chain(members).filter_map(|path| hierarchy.open(path).ok()).collect()
+        own.into_iter().chain(self.members.iter().filter_map(|member| member.path.as_deref()))
+    }
+
+    /// The same, open.
+    pub(super) fn cgroups(&self, hierarchy: &Hierarchy) -> Vec<Cgroup> {
+        self.paths().filter_map(|path| hierarchy.open(path).ok()).collect()
     }
 
     /// Whether its programs meet all packets of a cgroup: its own or one of its members, or one below that.
