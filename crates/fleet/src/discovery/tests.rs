@@ -322,6 +322,26 @@ async fn what_is_no_registry_is_said_to_be_none() {
     server.join().unwrap();
 }
 
+/// In a process of its own, as the authorities are those that its environment names.
+#[tokio::test]
+async fn a_host_that_trusts_no_authority_is_told_what_to_do() {
+    const NAME: &str = "discovery::tests::a_host_that_trusts_no_authority_is_told_what_to_do";
+    const FILE: &str = "SSL_CERT_FILE";
+    const NONE: &str = "/no/such/authorities.pem";
+    if std::env::var(FILE).is_ok_and(|file| file == NONE) {
+        let registry = registry("https", 1, TlsFiles::default());
+        let e = Source::Etcd(registry).look(&entry("one", 1)).await.unwrap_err().to_string();
+        assert!(e.contains("this host trusts no authority (") && e.contains(NONE), "{e}");
+        assert!(e.ends_with("name one with tls_ca, or install ca-certificates"), "{e}");
+        return;
+    }
+    let mut itself = Command::new(std::env::current_exe().unwrap());
+    itself.args(["--exact", NAME, "--nocapture"]).env_remove("SSL_CERT_DIR").env(FILE, NONE);
+    let output = itself.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+}
+
 /// A reload asks the registry anew.
 #[test]
 fn other_files_are_another_source() {
