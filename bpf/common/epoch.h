@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The epochs of a queue: who took a share of one, and at its end the next share.
+ * The epochs of a queue: when one ends, what it has seen, and the share in the next.
  *
  * One CPU at a time changes the epoch (ep_enter). Nobody waits: a CPU that finds another one there
  * leaves the epoch as it is, and the next packet tries again. So each flow is counted once, in one
@@ -33,11 +33,12 @@ static inline __attribute__((always_inline)) int ep_is_over(const struct tg_queu
 }
 
 /*
- * Begins to end the epoch when it has lasted long enough. Only one CPU does so; it gets 1, and what
- * the epoch has seen but for the backlog, the round trip and the sharers. It must call ep_next.
- * `burst_bytes` is what a flow sends at once. The charge is how far the finish time moved, less the
- * idle time that it skipped. These are two words, and a packet may have changed only one so far
- * (vq_charge). It then counts in the next epoch, or is taken back there.
+ * Begins to end the epoch when it has lasted long enough. Only one CPU does so; it gets 1, and the
+ * length, the charge and the burst of the epoch. It must add the backlog, the round trip and the
+ * sharers (ep_take_flows), and then call ep_next. `burst_bytes` is what a flow sends at once. The
+ * charge is how far the finish time moved, less the idle time that it skipped. These are two words,
+ * and a packet may have changed only one so far (vq_charge). It then counts in the next epoch, or
+ * is taken back there.
  */
 static inline __attribute__((always_inline)) int ep_end(const struct vq_conf *conf,
 							struct tg_queue *queue, __u64 now,
@@ -84,7 +85,10 @@ static inline __attribute__((always_inline)) void ep_next(struct tg_queue *queue
 	ep_leave(queue);
 }
 
-/* Moves a finish time to another rate, if it is behind: returns by how much. */
+/*
+ * Keeps the bytes of a backlog at another rate. Returns by how much the finish time has moved; a
+ * negative number wraps.
+ */
 static inline __attribute__((always_inline)) __u64 ep_rescale(__u64 *finish_ns, __u64 from,
 							      __u64 to, __u64 drop_ns, __u64 now)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The contract between the eBPF programs and Rust: the layout of the maps that every limit has.
- * Schemes add theirs in an intf.h of their own. Rust has all of it from bindgen
- * (crates/sys/build.rs). Times are nanoseconds of CLOCK_MONOTONIC, those of a policer of
- * CLOCK_BOOTTIME; rates are bit/s unless the name says otherwise.
+ * The contract between the eBPF programs and Rust: the layout of the maps that every limit has,
+ * and of the queue that several schemes have. Schemes add theirs in an intf.h of their own. Rust
+ * has all of it from bindgen (crates/sys/build.rs). Times are nanoseconds of CLOCK_MONOTONIC, those
+ * of a policer of CLOCK_BOOTTIME; rates are bit/s unless the name says otherwise.
  */
 #ifndef TG_INTF_H
 #define TG_INTF_H
@@ -104,8 +104,8 @@ enum {
 };
 
 /*
- * A virtual queue and the fair share of those that use it: one cache line, which packets write. A
- * scheme with more state has it behind this.
+ * A virtual queue and the fair share of those that use it. Packets write the finish time; the rest
+ * changes about once an epoch. A scheme with more state has it behind this.
  */
 struct tg_queue {
 	__u64 finish_ns;

@@ -34,8 +34,8 @@ enum tg_risk {
 
 /*
  * A queue of a limit, and the fair share of those that use it: flows, or the children of the limit.
- * The second cache line is written once an epoch and with each new connection, the third once an
- * epoch and child.
+ * First what changes once an epoch, with a new connection or a round trip, then what the flows or
+ * children that take little write with each packet.
  */
 struct tg_nrm_queue {
 	struct tg_queue common;

@@ -109,7 +109,7 @@ struct pl_side {
 	__u64 kind;
 };
 
-/* A meter. It is to a policer what the tg_queue is to other schemes. */
+/* A meter. It is to a policer what a tg_queue is to `pace`, `nrm` and `edt`. */
 struct pl_meter {
 	__u64 turn;
 	struct pl_side side[2];

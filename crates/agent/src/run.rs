@@ -437,18 +437,26 @@ fn give_back(hierarchy: &Hierarchy, world: &World, own: &BTreeSet<String>) {
     }
 }
 
-/// Gives back the processes that an agent has moved into a cgroup for a limit that has been removed, and removes
-/// the cgroup. A cgroup that is not of this limit is left alone.
-pub fn give_back_of(hierarchy: &Hierarchy, limit: &str, path: &str) {
-    if let Some((above, name)) = path.rsplit_once('/')
-        && name == own_cgroup(limit)
-    {
-        move_up(hierarchy, path, above);
-        let _ = fs::remove_dir(hierarchy.mount().join(path));
-    }
+/// Tries to empty a cgroup. A process may fork while others are moved.
+const GIVE_BACK_TRIES: usize = 16;
+
+/// The cgroups into which an agent has moved processes for these limits.
+#[must_use]
+pub fn moved_for(hierarchy: &Hierarchy, limits: &[String]) -> Vec<String> {
+    let own: BTreeSet<_> = limits.iter().map(|limit| own_cgroup(limit)).collect();
+    hierarchy.find_below("", |name| own.contains(name))
 }
 
-/// Moves the processes of a cgroup to the one above. What cannot go stays where it is.
+/// Moves the processes of a cgroup to the one above, and removes it. Returns whether it is gone: what cannot
+/// go stays where it is.
+pub fn give_back_from(hierarchy: &Hierarchy, path: &str) -> bool {
+    let (above, _) = path.rsplit_once('/').unwrap_or(("", path));
+    (0..GIVE_BACK_TRIES).any(|_| {
+        move_up(hierarchy, path, above);
+        fs::remove_dir(hierarchy.mount().join(path)).is_ok()
+    })
+}
+
 fn move_up(hierarchy: &Hierarchy, path: &str, above: &str) {
     if let (Ok(cgroup), Ok(above)) = (hierarchy.open(path), hierarchy.open(above)) {
         for pid in cgroup.processes().unwrap_or_default() {

@@ -112,7 +112,7 @@ pub(crate) fn open_map(dir: &Path, pin: &'static str) -> Result<MapHandle, Limit
     MapHandle::from_pinned_path(dir.join(pin)).map_err(map_error(pin))
 }
 
-/// The same of one whose values this version reads as `T`.
+/// Opens a pinned array, if its values have the size of `T`.
 pub(crate) fn open_array<T>(dir: &Path, pin: &'static str) -> Result<MapHandle, LimitError> {
     let map = open_map(dir, pin)?;
     let is_so = map.value_size() as usize == size_of::<T>();

@@ -142,14 +142,10 @@ pub(crate) trait Scheme: Sync {
     ///
     /// # Errors
     /// [`LimitError`].
-    fn open(&self, pinned: &Pinned<'_>) -> Result<Box<dyn Handle>, LimitError> {
-        Err(ConfigError::Scheme(pinned.limit.scheme()).into())
-    }
+    fn open(&self, pinned: &Pinned<'_>) -> Result<Box<dyn Handle>, LimitError>;
 
-    /// The same by the maps of its program on a cgroup, for reading.
-    fn of_program(&self, _maps: &mut MapsByName) -> Option<Box<dyn Handle>> {
-        None
-    }
+    /// The same by the maps of its egress program on a cgroup, for reading; `None` for a scheme without one.
+    fn of_program(&self, maps: &mut MapsByName) -> Option<Box<dyn Handle>>;
 
     /// How its limits are pinned.
     fn pinning(&self) -> Pinning {
@@ -214,5 +210,13 @@ struct InUserSpace;
 impl Scheme for InUserSpace {
     fn links(&self, _limit: &intf::Limit) -> &'static [&'static str] {
         &[]
+    }
+
+    fn open(&self, pinned: &Pinned<'_>) -> Result<Box<dyn Handle>, LimitError> {
+        Err(ConfigError::Scheme(pinned.limit.scheme()).into())
+    }
+
+    fn of_program(&self, _maps: &mut MapsByName) -> Option<Box<dyn Handle>> {
+        None
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! /sys/fs/bpf/tidegate/NAME/{limit,counters,exempt}      maps
-//!                           {queues,sockets}                  ... and those of its scheme
+//!                           queues, sockets                   ... and those of its scheme, where it has them
 //!                           {egress,ingress,sockops}          links
 //!                           {group,samples}                   of scheme police: maps for a group
 //!                           sample_{egress,ingress}           ... and the buffers in the second
@@ -360,8 +360,8 @@ impl Store {
         unreadable::check_layout(&settings, &counters).map_err(limit_error(name))?;
         let limit = Settings::read(&settings, at).map_err(limit_error(name))?.at(boottime());
         let scheme = schemes::of(limit.scheme());
-        let room = self.place_of(name);
-        let pool = room.as_ref().map(|(pool, place)| (pool.as_path(), *place));
+        let place = self.place_of(name);
+        let pool = place.as_ref().map(|(pool, place)| (pool.as_path(), *place));
         let pinned = Pinned { dir: &dir, limit: &limit, asked: &asked, pool };
         let maps = LimitMaps {
             limit: settings,

@@ -7,13 +7,10 @@ use std::{
 };
 
 use anyhow::Result;
-use tidegate_agent::run::give_back_of;
+use tidegate_agent::run::{give_back_from, moved_for};
 use tidegate_core::class::MAX_DEPTH;
 use tidegate_host::{apply::Backend, nic::state::RunDir, run::sweep};
-use tidegate_sys::{
-    congestion,
-    store::{PinnedLimit, StoreError},
-};
+use tidegate_sys::{congestion, store::StoreError};
 
 use crate::{args::DetachArgs, refusal::say, verbs};
 
@@ -38,6 +35,9 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
     if args.dry_run {
         names.iter().try_for_each(|name| writeln!(out, "would take off limit `{name}`"))?;
         orphans.iter().try_for_each(|orphan| writeln!(out, "would remove from {orphan}"))?;
+        moved_for(host.hierarchy(), &names).iter().try_for_each(|path| {
+            writeln!(out, "would move the processes of {path} to the cgroup above")
+        })?;
         waiting.iter().try_for_each(|waits| {
             writeln!(out, "would forget that limit `{}` waits", waits.name)
         })?;
@@ -51,7 +51,7 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
         return Ok(ExitCode::SUCCESS);
     }
     let mut host = host.lock()?;
-    let mut first_error = None;
+    let (mut first_error, mut off) = (None, Vec::new());
     let mut names = host.host().store().names()?;
     host.leaving(names.iter().cloned().collect());
     // Children come before their parents: in each round one more level of every tree is the lowest.
@@ -64,13 +64,10 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
                 writeln!(out, "{left} limits are still on")?;
                 return Err(stopped.into());
             }
-            let limit = host.host().store().open(host.host().hierarchy(), &name);
             match host.remove(&name) {
                 Ok(()) => {
                     writeln!(out, "limit `{name}` is off")?;
-                    for path in limit.iter().flat_map(PinnedLimit::paths) {
-                        give_back_of(host.host().hierarchy(), &name, path);
-                    }
+                    off.push(name);
                 }
                 Err(StoreError::HasChildren { .. }) => parents.push(name),
                 // One that does not come off must not keep the others on.
@@ -78,6 +75,10 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
             }
         }
         names = parents;
+    }
+    let hierarchy = host.host().hierarchy();
+    for path in moved_for(hierarchy, &off).iter().filter(|path| give_back_from(hierarchy, path)) {
+        writeln!(out, "the processes of {path} are in the cgroup above again")?;
     }
     for orphan in host.remove_orphans() {
         writeln!(out, "removed what a process that died had left on {orphan}")?;

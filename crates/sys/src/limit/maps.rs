@@ -19,8 +19,7 @@ use crate::{
     waiting::Waiting,
 };
 
-/// What a limit has in the kernel beside its settings and counters, opened by its scheme. Whoever works with
-/// limits of all schemes asks it what it can do.
+/// The scheme's part of a limit in the kernel, beside settings and counters.
 pub(crate) trait Handle: Any + fmt::Debug + Send + Sync {
     /// Queue and counters of a direction, by the maps of the limit.
     ///
@@ -130,12 +129,12 @@ pub struct LimitMaps {
     pub(crate) at: u32,
     /// What the programs of an earlier version have counted.
     pub(crate) carried: Carried,
-    /// What its scheme has besides.
+    /// The scheme's own part.
     pub(crate) own: Box<dyn Handle>,
 }
 
 impl LimitMaps {
-    /// The maps that every limit has, and what its scheme has besides.
+    /// The maps that every limit has, and the scheme's own part.
     pub(crate) fn new(limit: MapHandle, counters: MapHandle, own: impl Handle) -> LimitMaps {
         LimitMaps {
             limit,
@@ -147,13 +146,13 @@ impl LimitMaps {
         }
     }
 
-    /// What a scheme has put there itself.
+    /// The scheme's own part, as its type.
     ///
     /// # Errors
-    /// [`LimitError::Layout`] if another scheme has.
-    pub(crate) fn own<T: Handle>(&self) -> Result<&T, LimitError> {
+    /// [`LimitError::Layout`] if the limit has another scheme.
+    pub(crate) fn own_as<T: Handle>(&self) -> Result<&T, LimitError> {
         let own: &dyn Any = &*self.own;
-        own.downcast_ref().ok_or(LimitError::Layout("queues"))
+        own.downcast_ref().ok_or(LimitError::Layout("scheme"))
     }
 
     /// What its children work with; `None` if its scheme leaves sockets alone: it has no children.

@@ -5,7 +5,7 @@ use std::{io, os::unix::fs::symlink, path::Path};
 use libbpf_rs::{MapCore, MapHandle};
 
 use super::LimitError;
-use crate::bpf::{map_error, name_in};
+use crate::bpf::{map_error, name_in, open_map};
 
 /// The pins of the maps.
 const QUEUES: &str = "parent_queues";
@@ -49,7 +49,7 @@ impl ParentMaps {
         if !dir.join(QUEUES).exists() {
             return Ok(None);
         }
-        let open = |pin| MapHandle::from_pinned_path(dir.join(pin)).map_err(map_error(pin));
+        let open = |pin| open_map(dir, pin);
         let at = name_in(dir, PLACE).and_then(|at| at.parse().ok()).unwrap_or_default();
         Ok(Some(ParentMaps { queues: open(QUEUES)?, sockets: open(SOCKETS)?, at }))
     }

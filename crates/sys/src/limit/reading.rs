@@ -10,7 +10,7 @@ pub struct Reading {
     /// When a link of its rate would have sent all that passed; of a policer, when its bucket will be full.
     /// In nanoseconds of `CLOCK_MONOTONIC`.
     pub finish_ns: u64,
-    /// Inside another limit: what it may use of that, if it is known.
+    /// Inside another limit: its part of that, if it is known.
     pub part: Option<Part>,
     /// Where those that use the limit have shares of it.
     pub fair: Option<FairShare>,
@@ -25,16 +25,16 @@ pub struct Reading {
     pub flow_count: Option<flow_count::Sums>,
 }
 
-/// What a limit inside another one may use of that.
+/// The rate that a parent gives a limit inside it now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// The cost of a byte at that rate, in 2^-24 ns.
+    /// The cost of a byte, in 2^-24 ns.
     pub cost: u64,
-    /// The rate, in bit/s.
+    /// In bit/s.
     pub rate_bit_s: u64,
 }
 
-/// What those have that share a queue: flows, or the limits inside.
+/// The share of each flow of a queue, or of each limit inside.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct FairShare {
     /// Share of each, of what the limit may use, in 2^-24; 0: not computed yet.

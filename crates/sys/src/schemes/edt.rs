@@ -51,7 +51,7 @@ fn load<T>(
     set_exempt!(open, exempts, earlier.and_then(|maps| maps.exempt.as_ref()), "edt");
     if let Some(maps) = earlier {
         reuse(&mut open.maps.limit, &maps.limit)?;
-        reuse(&mut open.maps.queues_of_limit, &maps.own::<Departures>()?.queues)?;
+        reuse(&mut open.maps.queues_of_limit, &maps.own_as::<Departures>()?.queues)?;
         reuse(&mut open.maps.counters, &maps.counters)?;
     }
     prepare(open.open_object_mut(), "edt")?;

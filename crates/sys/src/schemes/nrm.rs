@@ -20,7 +20,7 @@ use crate::{
 mod pool;
 mod sockets;
 
-pub(crate) use sockets::Sockets;
+use sockets::{Queues, Sockets};
 
 /// Schemes `pace` and `nrm`.
 pub(crate) struct Nrm;
@@ -67,7 +67,7 @@ impl Scheme for Nrm {
         _limit: &intf::Limit,
         maps: &LimitMaps,
     ) -> Result<Vec<Successor>, LimitError> {
-        let above = maps.own::<Sockets>()?.parent.as_ref().map(ParentMaps::again).transpose()?;
+        let above = maps.own_as::<Sockets>()?.parent.as_ref().map(ParentMaps::again).transpose()?;
         let exempts = maps.exempt.is_some();
         let sharing = Sharing { parent: above, exempts, earlier: Some(maps), ..Sharing::default() };
         load(sharing, |_, _, programs| {
@@ -82,9 +82,7 @@ impl Scheme for Nrm {
     }
 
     fn of_program(&self, maps: &mut MapsByName) -> Option<Box<dyn Handle>> {
-        let mut take = |name| maps.remove(name);
-        let (queues, sockets) = (take("queues_of_limit")?, take("sockets_of_limi")?);
-        Some(Box::new(Sockets { queues, sockets, parent: None, pool: None }))
+        Some(Box::new(Queues(maps.remove("queues_of_limit")?)))
     }
 }
 
@@ -135,7 +133,7 @@ fn load<T>(
     let Sharing { parent, exempts, slots, .. } = sharing;
     let handle = |map: &OpenMapMut<'_>| made_map(map, "nrm");
     let own = Sockets {
-        queues: handle(&nrm.maps.queues_of_limit)?,
+        queues: Queues(handle(&nrm.maps.queues_of_limit)?),
         sockets: handle(&nrm.maps.sockets_of_limit)?,
         parent,
         pool: None,
@@ -182,9 +180,9 @@ fn open_nrm<'a>(
         }
     }
     if let Some(maps) = earlier {
-        let own = maps.own::<Sockets>()?;
+        let own = maps.own_as::<Sockets>()?;
         reuse(&mut open.maps.limit, &maps.limit)?;
-        reuse(&mut open.maps.queues_of_limit, &own.queues)?;
+        reuse(&mut open.maps.queues_of_limit, &own.queues.0)?;
         reuse(&mut open.maps.counters, &maps.counters)?;
         reuse(&mut open.maps.sockets_of_limit, &own.sockets)?;
     }

@@ -23,7 +23,7 @@ use crate::{
 macro_rules! share {
     ($open:expr, $limit:expr) => {
         let limit: &LimitMaps = $limit;
-        let own: &Policer = limit.own()?;
+        let own: &$crate::schemes::police::Policer = limit.own_as()?;
         $crate::bpf::reuse(&mut $open.maps.limit, &limit.limit)?;
         $crate::bpf::reuse(&mut $open.maps.meters_of_limit, &own.meters)?;
         $crate::bpf::reuse(&mut $open.maps.counters, &limit.counters)?;

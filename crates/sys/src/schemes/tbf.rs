@@ -20,7 +20,7 @@ use crate::{
         qdisc::{Qdisc, Tbf, TbfQueue, Verb},
     },
     root_qdisc::{self, Undo},
-    schemes::{LINKS, Pinned, Scheme, Successor, successors},
+    schemes::{LINKS, MapsByName, Pinned, Scheme, Successor, successors},
     skel,
 };
 
@@ -68,6 +68,10 @@ impl Scheme for TokenBucketFilter {
 
     fn open(&self, pinned: &Pinned<'_>) -> Result<Box<dyn Handle>, LimitError> {
         Ok(Box::new(OnDevice { limit: *pinned.limit }))
+    }
+
+    fn of_program(&self, _maps: &mut MapsByName) -> Option<Box<dyn Handle>> {
+        None
     }
 
     fn reload(

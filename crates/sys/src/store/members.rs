@@ -177,18 +177,14 @@ pub(super) fn programs_in(dir: &Path) -> Result<Vec<(&'static str, OwnedFd)>, St
 }
 
 impl PinnedLimit {
-    /// The paths of its cgroups that exist: its own, or its members'.
-    pub fn paths(&self) -> impl Iterator<Item = &str> {
+    /// Its cgroups that exist: its own, or its members'.
+    pub(super) fn cgroups(&self, hierarchy: &Hierarchy) -> Vec<Cgroup> {
         let own = match &self.scope {
-            Some(Scope::Cgroup(path)) => Some(path.as_str()),
+            Some(Scope::Cgroup(path)) => Some(path),
             _ => None,
         };
-        own.into_iter().chain(self.members.iter().filter_map(|member| member.path.as_deref()))
-    }
-
-    /// The same, open.
-    pub(super) fn cgroups(&self, hierarchy: &Hierarchy) -> Vec<Cgroup> {
-        self.paths().filter_map(|path| hierarchy.open(path).ok()).collect()
+        let members = self.members.iter().filter_map(|member| member.path.as_ref());
+        own.into_iter().chain(members).filter_map(|path| hierarchy.open(path).ok()).collect()
     }
 
     /// Whether its programs meet all packets of a cgroup: its own or one of its members, or one below that.

@@ -35,7 +35,7 @@ use crate::{
     limit::{Handle, LimitError, LimitMaps},
     net::Netlink,
     root_qdisc::{self, Undo},
-    schemes::{LINKS, Pinned, Pinning, Scheme, Successor, acks, successors},
+    schemes::{LINKS, MapsByName, Pinned, Pinning, Scheme, Successor, acks, successors},
     shared::{
         HTB_CGROUP_LEVELS as CGROUP_LEVELS, HTB_HAS_CGROUPS as HAS_CGROUPS,
         HTB_HAS_PORTS as HAS_PORTS, HTB_PORT_KEY, HtbSlot,
@@ -394,6 +394,10 @@ impl Scheme for InTree {
             Some(class) => Box::new(class),
             None => Box::new(NoClass { lacks: Some("parent") }),
         })
+    }
+
+    fn of_program(&self, _maps: &mut MapsByName) -> Option<Box<dyn Handle>> {
+        None
     }
 
     fn reload(

@@ -16,7 +16,7 @@ use tidegate_core::{
 };
 
 use super::{
-    tree_tests::{Nest, process_in},
+    tree_tests::{Nest, process_in, queue_of},
     *,
 };
 use crate::{cgroup::Cgroup, clock::monotonic_ns, intf, limit::AttachedLimit};
@@ -232,7 +232,7 @@ fn are_held(host: &'static str) {
     });
 
     let reading = limit.maps.read(Direction::Egress).unwrap();
-    let turns = limit.maps.own::<Sockets>().unwrap().queue(0, 0).unwrap().turns;
+    let turns = queue_of(&limit.maps, 0).turns;
     if turns.retries == 0 {
         eprintln!("SKIP {TEST}: programs of cgroups see no SYN-ACK on this kernel");
         return;
@@ -272,11 +272,11 @@ fn root_a_parent_does_not_drop_the_answers_of_its_child() {
 
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let own = parent.maps.own::<Sockets>().unwrap();
-        let mut queue = own.queue(0, 0).unwrap();
+        let own = parent.maps.own_as::<Sockets>().unwrap();
+        let mut queue = own.queues.get(0, 0).unwrap();
         let start = monotonic_ns();
         queue.finish_ns = start + BACKLOG.as_nanos() as u64;
-        own.set_queue(0, 0, &queue).unwrap();
+        own.queues.set(0, 0, &queue).unwrap();
         let stream = TcpStream::connect_timeout(
             &(Ipv4Addr::LOCALHOST, server.1).into(),
             Duration::from_millis(500),

@@ -11,7 +11,7 @@ use std::{
 use tidegate_core::{Direction, Rate, queue_options::VirtualQueueOptions};
 
 use super::{
-    tree_tests::{Nest, process_in},
+    tree_tests::{Nest, process_in, queue_of},
     *,
 };
 use crate::{intf, limit::AttachedLimit};
@@ -114,7 +114,7 @@ fn ask(closes: bool, bit_s: u64, requests: usize) -> intf::Turns {
     let most = rate.bit_s() as f64 / 8.0 * (elapsed + 0.2);
     assert!((bytes as f64) < most, "{bytes} bytes, at most {most}");
     let index = intf::index(Direction::Ingress);
-    let turns = limit.maps.own::<Sockets>().unwrap().queue(0, index).unwrap().turns;
+    let turns = queue_of(&limit.maps, index).turns;
     limit.detach(hierarchy, group).unwrap();
     turns
 }

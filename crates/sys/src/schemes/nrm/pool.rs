@@ -6,7 +6,7 @@ use std::{any::Any, mem::MaybeUninit, os::fd::OwnedFd, path::Path};
 use libbpf_rs::{Link, MapCore, MapHandle};
 use tidegate_core::exempt::Exempt;
 
-use super::{Sharing, Sockets, load};
+use super::{Queues, Sharing, Sockets, load};
 use crate::{
     bpf::{self, Links, keep, load_error, open_map},
     cgroup::{Cgroup, Hierarchy},
@@ -65,7 +65,7 @@ impl SlotPool {
             fill(&maps)?;
             let mut storage = MaybeUninit::uninit();
             let adopt =
-                maps.own::<Sockets>()?.load_adopt(&maps, &mut storage, adoption.as_ref())?;
+                maps.own_as::<Sockets>()?.load_adopt(&maps, &mut storage, adoption.as_ref())?;
             let handle = MapHandle::try_from(&adopt.maps.adoption).map_err(load_error("adopt"))?;
             let adopt_link = adopt.progs.adopt.attach().map_err(load_error("adopt"))?;
             let adopt = keep(&adopt.progs.adopt, "adopt")?;
@@ -73,7 +73,7 @@ impl SlotPool {
             let own: Box<dyn Any> = own;
             let own = own.downcast::<Sockets>().map_err(|_| LimitError::Layout("queues"))?;
             let Sockets { queues, sockets, parent: above, .. } = *own;
-            let every = [limit, queues, counters, sockets].map(Some);
+            let every = [limit, queues.0, counters, sockets].map(Some);
             let all = every.into_iter().chain([slots, Some(handle), exempt]);
             let maps = PINS.into_iter().zip(all).filter_map(|(pin, map)| Some((pin, map?)));
             Ok(LoadedPool { maps: maps.collect(), above, programs, adopt, adopt_link })
@@ -141,7 +141,8 @@ fn maps_in(dir: &Path, pool: Option<SlotPool>) -> Result<LimitMaps, LimitError> 
     let [limits, queues, counters, sockets, ..] = PINS;
     let open = |name| open_map(dir, name);
     let parent = ParentMaps::open(dir)?;
-    let own = Sockets { queues: open(queues)?, sockets: open(sockets)?, parent, pool };
+    let queues = Queues(open(queues)?);
+    let own = Sockets { queues, sockets: open(sockets)?, parent, pool };
     Ok(LimitMaps::new(open(limits)?, open(counters)?, own))
 }
 
@@ -149,6 +150,6 @@ fn maps_in(dir: &Path, pool: Option<SlotPool>) -> Result<LimitMaps, LimitError> 
 fn clear(maps: &LimitMaps) -> Result<(), LimitError> {
     let own = |entries: usize| maps.at * entries as u32..(maps.at + 1) * entries as u32;
     bpf::clear::<intf::Limit>(&maps.limit, "limit", own(intf::LIMITS))?;
-    bpf::clear::<intf::NrmQueue>(&maps.own::<Sockets>()?.queues, "queues", own(intf::QUEUES))?;
+    bpf::clear::<intf::NrmQueue>(&maps.own_as::<Sockets>()?.queues.0, "queues", own(intf::QUEUES))?;
     bpf::clear::<intf::Counters>(&maps.counters, "counters", own(intf::DIRECTIONS))
 }

@@ -1,5 +1,4 @@
-//! What a limit of schemes `pace` and `nrm` has beside its settings and counters: its queues, and what it has
-//! set on sockets.
+//! The queues of a limit of schemes `pace` and `nrm`, and the sockets on which it has set something.
 
 use std::{io, mem::MaybeUninit, os::fd::OwnedFd};
 
@@ -20,42 +19,48 @@ use crate::{
     skel,
 };
 
+/// The queues alone, for reading.
+#[derive(Debug)]
+pub(crate) struct Queues(pub(super) MapHandle);
+
+impl Queues {
+    /// A queue of the limit with a number in the map.
+    pub(crate) fn get(&self, at: u32, index: usize) -> Result<intf::NrmQueue, LimitError> {
+        lookup(&self.0, "queues", queue_key(at, index))
+    }
+
+    pub(super) fn set(
+        &self,
+        at: u32,
+        index: usize,
+        queue: &intf::NrmQueue,
+    ) -> Result<(), LimitError> {
+        self.0
+            .update(&queue_key(at, index).to_ne_bytes(), bytemuck::bytes_of(queue), MapFlags::ANY)
+            .map_err(map_error("queues"))
+    }
+}
+
 /// The queues, and the sockets.
 #[derive(Debug)]
 pub(crate) struct Sockets {
-    pub(super) queues: MapHandle,
+    pub(super) queues: Queues,
     pub(super) sockets: MapHandle,
-    /// Those of its parent that a child works with.
+    /// The maps of the parent, for a child.
     pub(super) parent: Option<ParentMaps>,
     /// Where it shares maps with others.
     pub(super) pool: Option<SlotPool>,
 }
 
 impl Sockets {
-    /// Those of a limit that is pinned.
+    /// Opens those of a pinned limit.
     pub(super) fn open(pinned: &Pinned<'_>) -> Result<Sockets, LimitError> {
         Ok(Sockets {
-            queues: open_array::<intf::NrmQueue>(pinned.dir, "queues")?,
+            queues: Queues(open_array::<intf::NrmQueue>(pinned.dir, "queues")?),
             sockets: open_map(pinned.dir, "sockets")?,
             parent: ParentMaps::open(pinned.dir)?,
             pool: pinned.pool.map(|(pool, _)| SlotPool::open(pool)).transpose()?,
         })
-    }
-
-    /// A queue of the limit with a number in the maps.
-    pub(crate) fn queue(&self, at: u32, index: usize) -> Result<intf::NrmQueue, LimitError> {
-        lookup(&self.queues, "queues", queue_key(at, index))
-    }
-
-    pub(super) fn set_queue(
-        &self,
-        at: u32,
-        index: usize,
-        queue: &intf::NrmQueue,
-    ) -> Result<(), LimitError> {
-        self.queues
-            .update(&queue_key(at, index).to_ne_bytes(), bytemuck::bytes_of(queue), MapFlags::ANY)
-            .map_err(map_error("queues"))
     }
 
     /// Loads the iterator over sockets, for the limits of these maps.
@@ -67,7 +72,7 @@ impl Sockets {
     ) -> Result<skel::adopt::AdoptSkel<'a>, LimitError> {
         let mut open = open_skel::<skel::adopt::AdoptSkelBuilder>(storage, "adopt")?;
         reuse(&mut open.maps.limit, &maps.limit)?;
-        reuse(&mut open.maps.queues_of_limit, &self.queues)?;
+        reuse(&mut open.maps.queues_of_limit, &self.queues.0)?;
         reuse(&mut open.maps.sockets_of_limit, &self.sockets)?;
         set_parent!(open, self.parent.as_ref(), "adopt");
         set_exempt!(open, maps.exempt.is_some(), maps.exempt.as_ref(), "adopt");
@@ -83,9 +88,9 @@ fn queue_key(at: u32, index: usize) -> u32 {
     at * intf::QUEUES as u32 + index as u32
 }
 
-impl Handle for Sockets {
+impl Handle for Queues {
     fn read(&self, maps: &LimitMaps, direction: Direction) -> Result<Reading, LimitError> {
-        let queue = self.queue(maps.at, intf::index(direction))?;
+        let queue = self.get(maps.at, intf::index(direction))?;
         let part = Part { cost: queue.cost_now, rate_bit_s: queue.rate_bit_s };
         Ok(Reading {
             finish_ns: queue.finish_ns,
@@ -101,9 +106,15 @@ impl Handle for Sockets {
             ..Reading::default()
         })
     }
+}
+
+impl Handle for Sockets {
+    fn read(&self, maps: &LimitMaps, direction: Direction) -> Result<Reading, LimitError> {
+        self.queues.read(maps, direction)
+    }
 
     fn maps(&mut self) -> Vec<(&'static str, &mut MapHandle)> {
-        let own = [("queues", &mut self.queues), ("sockets", &mut self.sockets)];
+        let own = [("queues", &mut self.queues.0), ("sockets", &mut self.sockets)];
         let above = self.parent.iter_mut().flat_map(ParentMaps::pins);
         own.into_iter().chain(above).collect()
     }
@@ -149,7 +160,7 @@ impl Handle for Sockets {
             let (queue, rate) = (options.queue(direction), theirs.rate(direction));
             let (Some(queue), Some(rate)) = (queue, rate) else { continue };
             let index = intf::index(direction);
-            let above = parent.own::<Sockets>()?.queue(parent.at, index)?;
+            let above = parent.own_as::<Sockets>()?.queues.get(parent.at, index)?;
             let rate =
                 Rate::from_bit_s(above.rate_bit_s).filter(|_| above.cost_now != 0).unwrap_or(rate);
             let share = if above.share == 0 { TARGET } else { above.share.into() };
@@ -159,13 +170,13 @@ impl Handle for Sockets {
                 rate_bit_s: rate.bit_s(),
                 ..intf::NrmQueue::default()
             };
-            self.set_queue(maps.at, index, &ours)?;
+            self.queues.set(maps.at, index, &ours)?;
         }
         Ok(())
     }
 
     fn as_parent(&self, at: u32) -> Result<Option<ParentMaps>, LimitError> {
-        ParentMaps::with(&self.queues, &self.sockets, at).map(Some)
+        ParentMaps::with(&self.queues.0, &self.sockets, at).map(Some)
     }
 
     fn parent(&self) -> Option<&ParentMaps> {

@@ -123,12 +123,12 @@ fn options(bit_s: u64) -> LimitOptions {
 
 /// Puts the egress queue so far behind, over a path of this round trip. Returns when that was, in ns.
 fn set_backlog(limit: &AttachedLimit, rtt: Duration, backlog: Duration) -> u64 {
-    let own = limit.maps.own::<Sockets>().unwrap();
-    let mut queue = own.queue(0, 0).unwrap();
+    let own = limit.maps.own_as::<Sockets>().unwrap();
+    let mut queue = own.queues.get(0, 0).unwrap();
     queue.rtt_ns = rtt.as_nanos() as u64;
     let start = monotonic_ns();
     queue.finish_ns = start + backlog.as_nanos() as u64;
-    own.set_queue(0, 0, &queue).unwrap();
+    own.queues.set(0, 0, &queue).unwrap();
     start
 }
 
@@ -203,7 +203,7 @@ fn root_listeners_send_their_answers_more_often() {
             limit.detach(hierarchy, group).unwrap();
         } else {
             let sockets =
-                MapHandle::try_from(&limit.maps.own::<Sockets>().unwrap().sockets).unwrap();
+                MapHandle::try_from(&limit.maps.own_as::<Sockets>().unwrap().sockets).unwrap();
             drop(limit);
             release_sockets(&sockets, &network_namespaces(hierarchy, group)).unwrap();
         }

@@ -59,6 +59,11 @@ fn limit(mbit: u64, scheme: Scheme, class: Option<Class>) -> LimitOptions {
     LimitOptions { egress: queue, ingress: queue, scheme, class, ..LimitOptions::default() }
 }
 
+/// A queue of a limit as it lies in the map.
+pub(crate) fn queue_of(maps: &LimitMaps, index: usize) -> intf::NrmQueue {
+    maps.own_as::<Sockets>().unwrap().queues.get(maps.at, index).unwrap()
+}
+
 #[test]
 fn root_limits_load_inside_each_other() {
     if !rustix::process::geteuid().is_root() {

@@ -318,7 +318,7 @@ fn root_police_the_loaded_program_follows_the_table() {
         let now = boottime_ns();
         let finish_ns = now + row.missing_s * S;
         let queue = full_at(finish_ns);
-        maps.own::<Policer>()
+        maps.own_as::<Policer>()
             .unwrap()
             .meters
             .update(&key, bytemuck::bytes_of(&queue), MapFlags::ANY)
@@ -343,6 +343,7 @@ fn root_police_the_loaded_program_follows_the_table() {
         assert_eq!(run.unwrap().return_value, row.returns, "{}: return value", row.what);
         let direction = [Direction::Egress, Direction::Ingress][direction];
         let reading = maps.read(direction).unwrap();
+        assert_eq!((reading.at_risk, reading.fair, reading.part), (None, None, None));
         for (index, outcome) in intf::OUTCOME_TABLE.iter().enumerate() {
             let expected = if outcome.name == row.outcome { (1, FRAME_BYTES) } else { (0, 0) };
             let found = (reading.counters.packets[index], reading.counters.bytes[index]);
@@ -459,7 +460,7 @@ fn root_police_actions_follow_the_table() {
         let full = full_at(boottime_ns() + 20 * S);
         for key in 0..2u32 {
             let bytes = bytemuck::bytes_of(&full);
-            maps.own::<Policer>()
+            maps.own_as::<Policer>()
                 .unwrap()
                 .meters
                 .update(&key.to_ne_bytes(), bytes, MapFlags::ANY)
@@ -571,7 +572,7 @@ fn root_police_exempt_packets_follow_the_table() {
     let full = full_at(boottime_ns() + 20 * S);
     for key in 0..2u32 {
         let bytes = bytemuck::bytes_of(&full);
-        maps.own::<Policer>()
+        maps.own_as::<Policer>()
             .unwrap()
             .meters
             .update(&key.to_ne_bytes(), bytes, MapFlags::ANY)

@@ -1,4 +1,4 @@
-//! What a limit of scheme `police` has beside its settings and counters.
+//! The meters, the group and the prefixes of a policer.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ pub(crate) struct Policer {
 }
 
 impl Policer {
-    /// That of a limit that is pinned in a directory.
+    /// Opens that of a limit that is pinned in a directory.
     pub(super) fn open(dir: &Path, place: Option<Place>) -> Result<Policer, LimitError> {
         let group = || {
             let (group, samples) = (open_map(dir, GROUP)?, open_map(dir, SAMPLES)?);

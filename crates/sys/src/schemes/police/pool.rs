@@ -14,7 +14,7 @@ use super::{
     place::{Place, holder, inner, key, keys, put_inner},
 };
 use crate::{
-    bpf::{self, create_map, load_error, load_skel, map_error, open_skel, reuse},
+    bpf::{self, create_map, load_error, load_skel, map_error, open_map, open_skel, reuse},
     device::{self, Hooked, Target},
     intf::{self, CHUNK},
     limit::{LimitError, LimitMaps, settings::Settings},
@@ -69,9 +69,7 @@ impl MapPool {
 
     /// Opens the one pinned in a directory.
     pub(crate) fn open(dir: &Path) -> Result<MapPool, LimitError> {
-        let open = |name: &'static str| {
-            MapHandle::from_pinned_path(dir.join(name)).map_err(map_error(name))
-        };
+        let open = |name| open_map(dir, name);
         let [a, b, c, d, e, f] = PINS;
         Ok(MapPool { maps: [open(a)?, open(b)?, open(c)?, open(d)?, open(e)?, open(f)?] })
     }
@@ -212,6 +210,6 @@ pub(crate) fn vacate(place: &Place, maps: &LimitMaps) -> Result<(), LimitError> 
 fn clear(maps: &LimitMaps) -> Result<(), LimitError> {
     let own = |entries: usize| maps.at * entries as u32..(maps.at + 1) * entries as u32;
     bpf::clear::<intf::Entry>(&maps.limit, "limit", own(intf::LIMITS))?;
-    bpf::clear::<intf::Meter>(&maps.own::<Policer>()?.meters, "queues", own(intf::DIRECTIONS))?;
+    bpf::clear::<intf::Meter>(&maps.own_as::<Policer>()?.meters, "queues", own(intf::DIRECTIONS))?;
     bpf::clear::<intf::PoliceCounters>(&maps.counters, "counters", own(intf::DIRECTIONS))
 }

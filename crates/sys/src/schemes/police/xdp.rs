@@ -12,9 +12,7 @@ use crate::{
     device::Target,
     exempt::set_exempt,
     limit::{LimitError, LimitMaps},
-    query,
-    schemes::police::Policer,
-    skel, xdp,
+    query, skel, xdp,
 };
 
 /// Loads the program with the maps of a limit.

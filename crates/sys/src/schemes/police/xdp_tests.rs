@@ -108,7 +108,7 @@ fn meet(at: At, policer: &Policer, missing_s: u64, frames: &[Vec<u8>]) -> Vec<Me
         let now = boottime_ns();
         let full_ns = now + missing_s * S;
         let queue = full_at(full_ns);
-        maps.own::<super::Policer>()
+        maps.own_as::<super::Policer>()
             .unwrap()
             .meters
             .update(&1u32.to_ne_bytes(), bytemuck::bytes_of(&queue), MapFlags::ANY)
@@ -124,7 +124,7 @@ fn meet(at: At, policer: &Policer, missing_s: u64, frames: &[Vec<u8>]) -> Vec<Me
         assert!(verdicts.contains(&returned), "{at:?} {returned}");
         let after = maps.read(Direction::Ingress).unwrap();
         let meter: intf::Meter =
-            lookup(&maps.own::<super::Policer>().unwrap().meters, "queues", 1).unwrap();
+            lookup(&maps.own_as::<super::Policer>().unwrap().meters, "queues", 1).unwrap();
         let after_side = *meter.side();
         let outcomes = intf::OUTCOME_TABLE.iter().enumerate();
         let bytes = |i: usize| after.counters.bytes[i] - before.counters.bytes[i];

@@ -10,7 +10,7 @@ use crate::{
     bpffs::PrivateBpffs,
     intf,
     limit::LimitOptions,
-    schemes::nrm::tree_tests::Nest,
+    schemes::nrm::tree_tests::{Nest, queue_of},
     store::{BUILDING, StoreLock},
 };
 
@@ -171,12 +171,7 @@ fn root_a_parent_on_the_cgroup_of_its_child_has_no_traffic_of_its_own() {
         };
         let queue = |name: &str, index: usize| {
             let limit = store.open(hierarchy, name).unwrap();
-            limit
-                .maps
-                .own::<crate::schemes::nrm::Sockets>()
-                .unwrap()
-                .queue(limit.maps.at, index)
-                .unwrap()
+            queue_of(&limit.maps, index)
         };
         let deadline = Instant::now() + Duration::from_secs(30);
         while queue("top", 0).children_until_ns == 0 {
