@@ -437,8 +437,10 @@ fn give_back(hierarchy: &Hierarchy, world: &World, own: &BTreeSet<String>) {
     }
 }
 
-/// Tries to empty a cgroup. A process may fork while others are moved.
-const GIVE_BACK_TRIES: usize = 16;
+/// Tries to empty a cgroup, each for so long. A process may fork while others are moved, and one that ends
+/// is in it a little longer.
+const GIVE_BACK_TRIES: usize = 10;
+const GIVE_BACK_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The cgroups into which an agent has moved processes for these limits.
 #[must_use]
@@ -453,7 +455,8 @@ pub fn give_back_from(hierarchy: &Hierarchy, path: &str) -> bool {
     let (above, _) = path.rsplit_once('/').unwrap_or(("", path));
     (0..GIVE_BACK_TRIES).any(|_| {
         move_up(hierarchy, path, above);
-        fs::remove_dir(hierarchy.mount().join(path)).is_ok()
+        let patience = Instant::now() + GIVE_BACK_PATIENCE;
+        hierarchy.open(path).is_ok_and(|cgroup| cgroup.remove(patience).is_ok())
     })
 }
 
@@ -462,5 +465,34 @@ fn move_up(hierarchy: &Hierarchy, path: &str, above: &str) {
         for pid in cgroup.processes().unwrap_or_default() {
             let _ = above.add(pid);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// As with a program in the root of a container's own tree of cgroups.
+    #[test]
+    fn root_processes_go_back_to_the_root_too() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIP root_processes_go_back_to_the_root_too: needs root");
+            return;
+        }
+        let hierarchy = Hierarchy::find().unwrap();
+        let limits = [format!("test-{}", std::process::id())];
+        let path = own_cgroup(&limits[0]);
+        let cgroup = hierarchy.create(&hierarchy.open("").unwrap(), &path).unwrap();
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        cgroup.add(child.id()).unwrap();
+        let found = moved_for(&hierarchy, &limits);
+        let is_gone = give_back_from(&hierarchy, &path);
+        let lies_in = hierarchy.of_process(&child.id().to_string()).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let _ = cgroup.remove(Instant::now());
+        assert_eq!((found, is_gone, lies_in.path()), (vec![path], true, ""));
     }
 }
