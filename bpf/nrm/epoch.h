@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Who takes a share of a queue of schemes `nrm` and `pace` in an epoch: flows that take half of it,
- * what is set aside for the others, and the children of a limit.
+ * The sharers of a queue of schemes `nrm` and `pace` in an epoch: flows that take half of a share,
+ * the part that is set aside for the others, and the children of a limit.
  *
  * Packets add to `aside_ns` without entering (common/epoch.h); the end of an epoch exchanges it.
- * What comes later counts for the next epoch, and nothing is lost. `flooded` and `newcomers` are
+ * Later packets count for the next epoch, and nothing is lost. `flooded` and `newcomers` are
  * hints for one epoch; if one is lost at its end, one packet, or connection, counts a little
  * earlier. `rtt_ns` is smoothed, so a lost sample does no harm.
  */
@@ -16,7 +16,7 @@
 #include "nrm/unpaced.h"
 
 /*
- * Counts a flow in this epoch, if it is not counted yet, and makes room for it if it is new. *seen
+ * Counts a flow in this epoch, if it is not counted yet, and lowers the share if it is new. *seen
  * is the last epoch in which it was counted. It is zero for a new flow, so epochs are numbered from
  * one. Returns whether it was counted now.
  */
@@ -174,7 +174,7 @@ static inline __attribute__((always_inline)) void ep_use_class(struct tg_nrm_que
 }
 
 /*
- * Who took a share of the epoch that ends: children if there were any, else flows. What was set
+ * The sharers of the epoch that ends: children if there were any, else flows. The part that was set
  * aside counts as reserved. A flow gives back what was set aside for it in the same epoch. If the
  * two fall into different epochs, a negative amount is set aside in the second.
  */

@@ -98,8 +98,9 @@ struct tg_nrm_queue {
 };
 
 /*
- * What the kernel keeps for a cgroup: the slot of its limit in a pool (nrm/slot.h); 0: none. A
- * cgroup keeps it when it leaves the limit, and no version of Tidegate may read it differently.
+ * The value that the kernel keeps for a cgroup: the slot of its limit in a pool (nrm/slot.h); 0:
+ * none. A cgroup keeps it when it leaves the limit, and no version of Tidegate may read it
+ * differently.
  */
 struct tg_slot {
 	__u32 index;
@@ -113,7 +114,7 @@ struct tg_slot {
 #define TG_SETS_PER_SLOT 16
 
 /*
- * What the iterator over sockets is to do (nrm/adopt.bpf.c). That of a pool is pinned, and any
+ * A task for the iterator over sockets (nrm/adopt.bpf.c). That of a pool is pinned, and any
  * version of Tidegate may ask it: the layout must never change.
  */
 struct tg_adoption {
@@ -128,7 +129,7 @@ struct tg_adoption {
 };
 
 /*
- * What a limit has set on a socket, stored with the socket so that it can be taken back. The
+ * The settings of a limit on a socket, stored with the socket so that they can be taken back. The
  * members up to `theirs_bytes` keep their offsets, so that any version can give back the sockets of
  * another one (release.bpf.c, struct tg_socket_kept).
  */

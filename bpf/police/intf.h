@@ -28,7 +28,7 @@ struct tg_police_counters {
 /* Buffers of each sample of flows: packets fill one while user space reads the other. */
 #define TG_BUFFERS 2
 
-/* What a group adds to a limit in one direction. Only user space writes it. */
+/* The part of a group of hosts in a limit, in one direction. Only user space writes it. */
 struct tg_group {
 	/* The probability of a drop before the limit itself, in 2^-32. */
 	__u32 drop;

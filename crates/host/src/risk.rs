@@ -10,8 +10,8 @@ use tidegate_sys::intf::{self, RISK_TABLE, Risk};
 pub struct AtRisk(pub [Option<u64>; intf::RISKS]);
 
 impl AtRisk {
-    /// What a limit has counted in a direction since it was put on. What a sender elsewhere has in flight is
-    /// not known, so on ingress only connections that begin are counted.
+    /// The packets that a limit has counted in a direction since it was put on. The packets in flight of a
+    /// sender elsewhere are not known, so on ingress only connections that begin are counted.
     #[must_use]
     pub fn of(direction: Direction, counted: [u64; intf::RISKS]) -> AtRisk {
         let known = |risk: &Risk| direction == Direction::Egress || risk.on_ingress;

@@ -1,4 +1,4 @@
-//! What lies in the maps that the eBPF programs and user space share: bindgen's view of `intf.h` in
+//! The values in the maps that the eBPF programs and user space share: bindgen's view of `intf.h` in
 //! `bpf/common`, `bpf/nrm`, `bpf/edt` and `bpf/police`, where fields are explained, and the conversions from
 //! and to the types of `tidegate-core`.
 
@@ -197,6 +197,7 @@ impl DerefMut for Entry {
     }
 }
 
+#[cfg(test)]
 impl From<Queue> for NrmQueue {
     fn from(common: Queue) -> NrmQueue {
         NrmQueue { common, ..NrmQueue::default() }
@@ -211,6 +212,7 @@ impl Deref for NrmQueue {
     }
 }
 
+#[cfg(test)]
 impl DerefMut for NrmQueue {
     fn deref_mut(&mut self) -> &mut Queue {
         &mut self.common

@@ -61,7 +61,7 @@ pub(crate) fn successors(
 pub(crate) struct Pinned<'a> {
     pub(crate) dir: &'a Path,
     pub(crate) limit: &'a intf::Limit,
-    /// What was asked of it.
+    /// The options that the user has asked for.
     pub(crate) asked: &'a LimitOptions,
     /// Where it shares maps with others: the directory of their pool, and its place there.
     pub(crate) pool: Option<(&'a Path, u32)>,

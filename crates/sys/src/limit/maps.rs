@@ -45,7 +45,7 @@ pub(crate) trait Handle: Any + fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Whose packets wait in the queue of a direction at this moment; `None` where nobody can tell.
+    /// The flows whose packets wait in the queue of a direction now; `None` where nobody can tell.
     ///
     /// # Errors
     /// [`LimitError`] when the kernel refuses to look.
@@ -89,7 +89,7 @@ pub(crate) trait Handle: Any + fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// What limits inside of it work with; the limit has this number in its maps.
+    /// The maps that limits inside of it work with; the limit has this number in them.
     ///
     /// # Errors
     /// [`LimitError::Map`].
@@ -279,7 +279,7 @@ impl LimitMaps {
         self.own.adopt(self, hierarchy, cgroup, adopt)
     }
 
-    /// What the CPUs have counted of a direction, as its scheme's programs have it.
+    /// The counters of each CPU for a direction, as the scheme has them.
     pub(crate) fn counted<T: bytemuck::Pod>(
         &self,
         direction: Direction,
@@ -288,7 +288,7 @@ impl LimitMaps {
         lookup_cpus(&self.counters, "counters", key)
     }
 
-    /// The sum of what all schemes count.
+    /// The counters that all schemes have, summed over CPUs.
     pub(crate) fn counters(&self, direction: Direction) -> Result<intf::Counters, LimitError> {
         let mut sum = intf::Counters::default();
         for cpu in self.counted(direction)? {

@@ -41,7 +41,7 @@ pub struct FairShare {
     pub share: u32,
     /// When its epoch began, in nanoseconds of `CLOCK_MONOTONIC`.
     pub epoch_start_ns: u64,
-    /// Those that sent data in this epoch, or in the one before if they were more.
+    /// The flows, or limits, that sent data in this epoch, or in the one before if they were more.
     pub flows: u32,
     /// Until when the share is that of the limits inside.
     pub children_until_ns: u64,

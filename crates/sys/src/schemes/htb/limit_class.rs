@@ -165,7 +165,7 @@ impl LimitClass {
 /// A limit whose tree is gone, or does not have it yet.
 #[derive(Debug)]
 pub(super) struct NoClass {
-    /// What it lacks.
+    /// The part that it lacks, by name.
     pub(super) lacks: Option<&'static str>,
 }
 

@@ -86,7 +86,7 @@ impl SlotPool {
         Ok(LimitMaps { exempt, ..maps_in(&self.dir, None)? })
     }
 
-    /// Those of the limit in a slot.
+    /// The maps for the limit in a slot.
     fn maps_of(self, at: u32) -> Result<LimitMaps, LimitError> {
         let (exempt, dir) = (self.exempt()?, self.dir.clone());
         Ok(LimitMaps { exempt, at, ..maps_in(&dir, Some(self))? })
