@@ -101,7 +101,7 @@ static inline __attribute__((always_inline)) int ep_stays(const struct tg_nrm_qu
 
 /*
  * Counts a class among the active children in this epoch of its parent, with its weight and
- * guarantee, and makes room for it if it wants that. *seen is the last epoch in which it was
+ * guarantee, and lowers the share for it if asked. *seen is the last epoch in which it was
  * counted, numbered from one. Returns whether it was counted now.
  */
 static inline __attribute__((always_inline)) int ep_count_class(struct tg_nrm_queue *parent,

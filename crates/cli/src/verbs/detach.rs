@@ -18,6 +18,8 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
     let host = verbs::open(store)?;
     let (names, orphans) = (host.store().names()?, host.store().orphans());
     let waiting = host.store().waiting();
+    // Limits whose cgroups nobody can tell come off, too.
+    let present = host.present().unwrap_or_default();
     let mut out = stdout().lock();
     for nic in RunDir::at(run_dir).running() {
         let name = nic["name"].as_str().unwrap_or_default();
@@ -35,7 +37,7 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
     if args.dry_run {
         names.iter().try_for_each(|name| writeln!(out, "would take off limit `{name}`"))?;
         orphans.iter().try_for_each(|orphan| writeln!(out, "would remove from {orphan}"))?;
-        moved_for(host.hierarchy(), &names).iter().try_for_each(|path| {
+        present.iter().flat_map(moved_for).try_for_each(|path| {
             writeln!(out, "would move the processes of {path} to the cgroup above")
         })?;
         waiting.iter().try_for_each(|waits| {
@@ -77,7 +79,8 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
         names = parents;
     }
     let hierarchy = host.host().hierarchy();
-    for path in moved_for(hierarchy, &off).iter().filter(|path| give_back_from(hierarchy, path)) {
+    let off = present.iter().filter(|limit| off.contains(&limit.name));
+    for path in off.flat_map(moved_for).filter(|path| give_back_from(hierarchy, path)) {
         writeln!(out, "the processes of {path} are in the cgroup above again")?;
     }
     for orphan in host.remove_orphans() {

@@ -539,6 +539,12 @@ fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
     let own = place.hierarchy.open(own.path()).unwrap();
     drop(agent);
     assert_eq!(own.processes().unwrap(), [again.0.id()]);
+    // A limit of the same name in another store is another one.
+    let other = Place::new();
+    let path = other.group.path();
+    other.ok(&["limit", "add", "prog", "--cgroup", path, "--egress", "10mbit"]);
+    other.ok(&["detach"]);
+    assert_eq!(own.processes().unwrap(), [again.0.id()]);
     place.ok(&["detach"]);
     assert!(!own.absolute().exists(), "its cgroup is left");
     assert!(place.group.processes().unwrap().contains(&again.0.id()));
