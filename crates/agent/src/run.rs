@@ -442,8 +442,8 @@ fn give_back(hierarchy: &Hierarchy, world: &World, own: &BTreeSet<String>) {
 const GIVE_BACK_TRIES: usize = 10;
 const GIVE_BACK_PATIENCE: Duration = Duration::from_millis(100);
 
-/// The cgroups of a limit into which an agent has moved its processes. A limit of the same name in another store
-/// is on others.
+/// The cgroups of a limit into which an agent has moved its processes. A limit of the same name in another
+/// store is on others.
 pub fn moved_for(limit: &Present) -> impl Iterator<Item = &str> {
     let own = own_cgroup(&limit.name);
     let on = std::iter::once(limit.scope.name()).chain(limit.members.iter().map(String::as_str));
