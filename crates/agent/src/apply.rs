@@ -93,6 +93,15 @@ fn within(
     if !plan.actions.is_empty() {
         host.reserve_journal()?;
         perform(host, &plan, &mut applied);
+        // Made by hand, inside a limit that was put on again.
+        applied.problems.extend(plan.actions.iter().filter_map(|action| match action {
+            Action::Remove { limit, reason: reason @ Reason::ScopeGone }
+                if !managed.contains(&limit.name) =>
+            {
+                Some(format!("limit `{}` is off: {reason}", limit.name))
+            }
+            _ => None,
+        }));
     }
     let named = Spec { limits: named(files, goal), ..spec };
     let noted = host.note_waiting(&named, &waits, false);
@@ -159,7 +168,7 @@ fn planned(
 
 /// Carries a plan out: as a whole where limits take the place of others, else step by step.
 fn perform(host: &mut LockedHost, plan: &Plan, applied: &mut Applied) {
-    let holds = |limit: &Present| !matches!(limit.state, State::ScopeGone | State::NoMembers);
+    let holds = |limit: &Present| !limit.state.is_gone() && limit.state != State::NoMembers;
     let takes = |action: &Action| match action {
         Action::Remove { limit, .. } => holds(limit),
         Action::Replace { reason, .. } => matches!(reason, Reason::Moved | Reason::OtherParent),

@@ -129,27 +129,27 @@ impl HostStatus {
         fleet: Option<NodeStatus>,
     ) -> Result<HostStatus, StoreError> {
         let listing = host.store().list(host.hierarchy())?;
-        Ok(HostStatus::of(&listing, host.store().waiting(), Some(run_dir), fleet))
+        Ok(HostStatus::of(host, &listing, run_dir, fleet))
     }
 
-    /// The same of limits that were listed; without a directory nothing of the processes that run.
+    /// The same of limits that were listed.
     #[must_use]
     pub fn of(
+        host: &Host,
         listing: &Listing,
-        waiting: Vec<Waiting>,
-        run_dir: Option<&Path>,
+        run_dir: &Path,
         fleet: Option<NodeStatus>,
     ) -> HostStatus {
         let mut limits = LimitStatus::all(listing);
         // The ceiling of a limit may be that of one above it.
         hold_ceilings(&mut limits);
-        HostStatus {
-            limits,
-            waiting,
-            nics: run_dir.map(|dir| RunDir::at(dir).running()).unwrap_or_default(),
-            fleet,
-            agent: run_dir.and_then(AgentStatus::find),
-        }
+        let agent = AgentStatus::find(run_dir);
+        let keeps = agent.as_ref().filter(|agent| agent.running);
+        // The agent has cgroups join that come after their limit.
+        let is_kept = |name: &str| keeps.is_some_and(|agent| agent.limit(name).is_some());
+        host.look_outside(limits.iter_mut().filter(|limit| !is_kept(&limit.name)));
+        let nics = RunDir::at(run_dir).running();
+        HostStatus { limits, waiting: host.store().waiting(), nics, fleet, agent }
     }
 
     /// Leaves what is known of one limit.
@@ -213,9 +213,11 @@ impl HostStatus {
             };
             if *is_required { required.push(line) } else { waiting.push(line) }
         }
-        for LimitStatus { name, scope, state, .. } in &self.limits {
+        for LimitStatus { name, scope, state, outside, .. } in &self.limits {
             let line = match state {
-                State::NoMembers => format!("limit `{name}` waits: there is no {scope}"),
+                State::NoMembers if outside.is_empty() => {
+                    format!("limit `{name}` waits: there is no {scope}")
+                }
                 State::ScopeGone if !is_required(name, true) => {
                     format!("limit `{name}` waits: {scope} is gone")
                 }
@@ -232,12 +234,25 @@ impl HostStatus {
                 Some(l.why.as_ref().map_or(alarm.clone(), |why| format!("{alarm} ({why})")))
             })
             .collect();
+        alarms.extend(self.limits.iter().filter_map(of_outside));
         alarms.extend(self.limits.iter().flat_map(programs_before));
         alarms.extend(required);
         alarms.extend(agent.into_iter().flat_map(of_agent));
         alarms.extend(self.nics.iter().flat_map(of_nic));
         Warnings { alarms, waiting }
     }
+}
+
+fn of_outside(LimitStatus { name, outside, .. }: &LimitStatus) -> Option<String> {
+    let first = outside.first()?;
+    let more = match outside.len() - 1 {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Some(format!(
+        "limit `{name}` is NOT ENFORCED on cgroup `{first}`{more}: without the agent nobody has new cgroups \
+         join; type `tidegate limit restore {name}`"
+    ))
 }
 
 fn programs_before(limit: &LimitStatus) -> impl Iterator<Item = String> {
@@ -290,8 +305,8 @@ pub fn gone(nic: &Value) -> impl Iterator<Item = &Value> {
 /// The cry for a limit that is not enforced, with what to do; `None` when all is well.
 pub fn alarm(name: &str, scope: &Scope, state: State) -> Option<String> {
     let back = format!(
-        "put it back with `tidegate apply` or `tidegate limit add`, or take it off with `tidegate limit del \
-         {name}`"
+        "put it back with `tidegate limit restore {name}` when there is one again, or take it off with \
+         `tidegate limit del {name}`"
     );
     let restore = format!(
         "put it back with `tidegate limit restore {name}`, or take it off with `tidegate limit del {name}`"
@@ -305,6 +320,9 @@ pub fn alarm(name: &str, scope: &Scope, state: State) -> Option<String> {
         State::ScopeGone => {
             Some(format!("limit `{name}` is NOT ENFORCED: {scope} was {gone}; {back}"))
         }
+        State::Anew => Some(format!(
+            "limit `{name}` is NOT ENFORCED: {scope} was removed, and another one has its name; {restore}"
+        )),
         State::Detached => Some(format!(
             "limit `{name}` is NOT ENFORCED: something took its programs off {scope}; {restore}"
         )),

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use tidegate_core::{Scope, Selector, SelectorKind};
 use tidegate_sys::{cgroup::CgroupError, fq::FqError};
 
-use crate::plan::{Present, State, Wanted, parts};
+use crate::plan::{Present, Wanted, parts};
 
 /// What a limit is to be put on does not exist.
 #[derive(Debug, thiserror::Error)]
@@ -80,7 +80,7 @@ pub fn set_aside(present: &[Present], wanted: &[Wanted], waiting: &[Waits]) -> V
     let wanted_names: BTreeSet<_> = wanted.iter().map(|limit| limit.name.as_str()).collect();
     let is_asked_for = |is: &Present| {
         let has = parts(&is.scope, &is.members, &is.options);
-        is.state != State::ScopeGone
+        !is.state.is_gone()
             && wanted.iter().any(|limit| {
                 let shall = parts(&limit.scope, &limit.members, &limit.options);
                 shall.iter().any(|part| has.contains(part))
@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        plan::{Action, plan},
+        plan::{Action, State, plan},
         settings::Asked,
     };
 

@@ -117,7 +117,7 @@ fn perform_all<G: Backend>(
         let makes_way = done < first && first < actions.len();
         let failed = backend.stopped().or_else(|| match action {
             Action::Remove { limit, .. }
-                if makes_way && !matches!(limit.state, State::ScopeGone | State::Broken) =>
+                if makes_way && !limit.state.is_gone() && limit.state != State::Broken =>
             {
                 backend.make_way(&limit.name).err()
             }
@@ -201,7 +201,7 @@ fn held_nothing(limit: &Present, done: &[Action]) -> bool {
         })
     };
     match limit.state {
-        State::ScopeGone => true,
+        State::ScopeGone | State::Anew => true,
         State::NoMembers => limit.parent.as_ref().is_some_and(is_parent_lost),
         _ => false,
     }

@@ -408,7 +408,7 @@ impl Around {
         let mut picked = Vec::new();
         for (id, path) in &self.above {
             let here = pairs().filter(|(live, limit)| match &limit.scope {
-                Scope::Cgroup(on) if limit.state == State::ScopeGone => on == path,
+                Scope::Cgroup(on) if limit.state.is_gone() => on == path,
                 Scope::Cgroup(_) | Scope::Select(_) => live.place_ids.contains(id),
                 _ => false,
             });
@@ -418,7 +418,7 @@ impl Around {
         }
         let device = pairs().filter(|(live, limit)| {
             matches!(limit.scope, Scope::Dev(_))
-                && limit.state != State::ScopeGone
+                && !limit.state.is_gone()
                 && live.place_ids.iter().any(|id| namespaces.contains(id))
         });
         picked.extend(device.map(|(_, limit)| limit.clone()));
@@ -446,6 +446,7 @@ fn applied(limit: &Live, earlier: &[Live], sample_ns: u64) -> Applied {
         ingress,
         waiting: _,
         why: _,
+        outside: _,
         programs_before: _,
         other_build: _,
     } = limit.status.clone();

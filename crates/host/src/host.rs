@@ -22,6 +22,7 @@ use crate::{
     select,
     settings::SettingsError,
     spec::{LimitSpec, Problem, Spec, SpecError},
+    status::LimitStatus,
     world::World,
 };
 
@@ -172,8 +173,9 @@ impl Host {
     }
 
     /// The limits that are not in force although their cgroup or device is there, as they shall be: of
-    /// another version, or taken off by somebody; and those that run the programs of another build. With a
-    /// name that one alone. Also says why the others that are not in force cannot be restored.
+    /// another version, taken off by somebody, or on a cgroup or device that was made anew; those that run
+    /// the programs of another build; and those with cgroups outside of them, which are to join. With a name
+    /// that one alone. Also says why the others that are not in force cannot be restored.
     ///
     /// # Errors
     /// [`StoreError`] when the store cannot be read.
@@ -192,13 +194,33 @@ impl Host {
                 _ => refused.push(limit.error()),
             }
         }
-        let taken_off = listing.limits.iter().map(present);
-        lost.extend(taken_off.filter(|limit| match limit.state {
-            State::Detached => true,
-            State::InForce | State::NoFq | State::NoMembers => limit.other_build.is_some(),
-            State::ScopeGone | State::Broken => false,
-        }));
+        let mut cgroups = Cgroups::of(self);
+        for mut limit in listing.limits.iter().map(present) {
+            let outside = cgroups.outside(&limit.scope, &limit.members);
+            let is_lost = match limit.state {
+                State::Anew | State::Detached => true,
+                State::InForce | State::NoFq | State::NoMembers => {
+                    limit.other_build.is_some() || !outside.is_empty()
+                }
+                State::ScopeGone | State::Broken => false,
+            };
+            if is_lost {
+                limit.members.extend(outside);
+                lost.push(limit);
+            } else if limit.state == State::ScopeGone && only.is_some() {
+                refused.push(StoreError::ScopeGone { name: limit.name, scope: limit.scope });
+            }
+        }
         Ok((lost.into_iter().map(Wanted::again).collect(), refused))
+    }
+
+    /// Finds the cgroups outside of limits with selectors.
+    pub fn look_outside<'a>(&self, limits: impl Iterator<Item = &'a mut LimitStatus>) {
+        let mut cgroups = Cgroups::of(self);
+        for limit in limits {
+            limit.outside =
+                cgroups.outside(&limit.scope, limit.members.as_deref().unwrap_or_default());
+        }
     }
 
     /// The cgroups that a limit with a selector is to have, as far as cgroups alone say which.
@@ -241,6 +263,13 @@ impl Cgroups<'_> {
         Cgroups { host, world: None }
     }
 
+    /// Those that a limit with a selector is to have beside its members, as far as cgroups alone say which.
+    fn outside(&mut self, scope: &Scope, members: &[String]) -> Vec<String> {
+        let mut all = self.members(scope, None);
+        all.retain(|path| !members.contains(path));
+        all
+    }
+
     /// The cgroups of a limit with a selector. Where cgroups alone do not say which, it keeps those it has.
     fn members(&mut self, scope: &Scope, is: Option<&Present>) -> Vec<String> {
         let Scope::Select(selector) = scope else { return Vec::new() };
@@ -262,6 +291,7 @@ impl Cgroups<'_> {
 #[must_use]
 pub fn present(pinned: &PinnedLimit) -> Present {
     let state = match &pinned.scope {
+        None if pinned.is_anew => State::Anew,
         None => State::ScopeGone,
         Some(_) if !pinned.unhooked.is_empty() => State::Detached,
         Some(Scope::Select(_)) if pinned.members.iter().all(|member| member.path.is_none()) => {

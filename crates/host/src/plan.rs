@@ -97,6 +97,8 @@ pub enum State {
     InForce,
     /// Its cgroup or device has been removed.
     ScopeGone,
+    /// The same, and another one of its name is there.
+    Anew,
     /// Its selector matches no cgroup now. The next one joins it.
     NoMembers,
     /// Its cgroup or device is there, but its programs were taken off.
@@ -105,6 +107,14 @@ pub enum State {
     NoFq,
     /// It cannot be read: another version has put it on, or a pin is lost. Nobody knows what it does.
     Broken,
+}
+
+impl State {
+    /// Whether nothing is left of what it was on.
+    #[must_use]
+    pub fn is_gone(self) -> bool {
+        matches!(self, State::ScopeGone | State::Anew)
+    }
 }
 
 /// One step. Each can be undone, save the taking off of a limit whose cgroup or device is gone.
@@ -346,9 +356,7 @@ pub fn plan_pruning(
                 users.find(|user| part.0.is_device() || !are_kin(user, &limit.name, &parents))?;
             Some(((*user).to_owned(), part))
         });
-        if let Some((name, (scope, prefix))) =
-            users.next().filter(|_| limit.state != State::ScopeGone)
-        {
+        if let Some((name, (scope, prefix))) = users.next().filter(|_| !limit.state.is_gone()) {
             let other = limit.name.clone();
             return Err(match prefix {
                 None => PlanError::ScopeTaken { name, scope, other },
@@ -396,7 +404,9 @@ pub fn plan_pruning(
         }
         match (is, reason) {
             // Nothing is left of what it was on, and nobody asks for it.
-            (Some(_), Some(Reason::ScopeGone)) if limit.stays => {
+            (Some(is), Some(Reason::ScopeGone))
+                if limit.stays && (without || is.state != State::Anew) =>
+            {
                 lost.insert(&limit.name);
             }
             (None, _) | (_, Some(_)) => {
@@ -483,7 +493,7 @@ fn who_goes_first<'a>(
 ) -> BTreeSet<&'a str> {
     let in_the_way =
         |is: &Present| additions.iter().any(|shall| shall.name != is.name && excludes(is, shall));
-    let goes = |is: &Present| is.state == State::ScopeGone || in_the_way(is);
+    let goes = |is: &Present| is.state.is_gone() || in_the_way(is);
     let limits = removals.iter().map(|(limit, _)| *limit);
     let mut first: BTreeSet<_> =
         limits.clone().filter(|is| goes(is)).map(|is| is.name.as_str()).collect();
@@ -560,7 +570,7 @@ fn reason(is: &Present, shall: &Member, with_parent: bool) -> Option<Reason> {
     match is.state {
         // What was left alone is left alone, unless it must go with its parent.
         _ if shall.stays && !with_parent => None,
-        State::ScopeGone => Some(Reason::ScopeGone),
+        State::ScopeGone | State::Anew => Some(Reason::ScopeGone),
         _ if shall.stays => Some(Reason::WithParent),
         State::Detached => Some(Reason::Detached),
         State::Broken => Some(Reason::Broken),
@@ -614,7 +624,7 @@ impl From<&Wanted> for Member {
 impl From<&Present> for Member {
     fn from(limit: &Present) -> Member {
         let Present { name, scope, members, state, options, parent, .. } = limit.clone();
-        let detached = matches!(state, State::ScopeGone | State::Detached | State::Broken);
+        let detached = state.is_gone() || matches!(state, State::Detached | State::Broken);
         let (scope, asked) = (Some(scope), Asked::default());
         Member { name, scope, members, parent, options, asked, detached, stays: true }
     }

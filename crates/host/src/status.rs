@@ -40,6 +40,9 @@ pub struct LimitStatus {
     /// With a selector: its cgroups.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub members: Option<Vec<String>>,
+    /// The cgroups that its selector matches and that are not in it: nobody had them join.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub outside: Vec<String>,
     /// Whether it is enforced.
     pub state: State,
     /// The name of the limit that it is inside of.
@@ -330,7 +333,7 @@ impl Serialize for State {
             State::InForce => "in_force",
             State::NoMembers => "waiting",
             State::ScopeGone => "waiting",
-            State::Detached => "detached",
+            State::Anew | State::Detached => "detached",
             State::NoFq => "no_fq",
             State::Broken => "broken",
         })
@@ -447,6 +450,7 @@ impl LimitStatus {
             why: Some(why),
             other_build: None,
             programs_before: Vec::new(),
+            outside: Vec::new(),
         }
     }
 
@@ -483,6 +487,7 @@ impl LimitStatus {
             why: None,
             other_build: None,
             programs_before: Vec::new(),
+            outside: Vec::new(),
         })
     }
 
@@ -683,6 +688,7 @@ mod tests {
             why: None,
             other_build: None,
             programs_before: Vec::new(),
+            outside: Vec::new(),
         }
     }
 

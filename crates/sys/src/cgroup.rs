@@ -115,7 +115,9 @@ impl Hierarchy {
     pub fn relative(&self, absolute: &Path) -> String {
         let inside =
             absolute.strip_prefix(&self.mount).or_else(|_| absolute.strip_prefix(&self.shown));
-        inside.unwrap_or(absolute).to_string_lossy().trim_matches('/').to_owned()
+        // Without its empty parts: one group has one path.
+        let parts: PathBuf = inside.unwrap_or(absolute).components().collect();
+        parts.to_string_lossy().trim_matches('/').to_owned()
     }
 
     /// Where the host has a group, to be remembered.
@@ -467,6 +469,17 @@ mod tests {
         assert!(
             reaches_beyond_namespace(hosts) && reaches_beyond_namespace(&format!("{own}{hosts}"))
         );
+    }
+
+    #[test]
+    fn a_group_has_one_path() {
+        let (mount, shown) = (PathBuf::from("/mnt/own"), PathBuf::from("/sys/fs/cgroup"));
+        let hierarchy = Hierarchy { mount, shown, own: None };
+        for path in ["a/b", "a//b", "/a/b/", "///a///b", "/sys/fs/cgroup//a/b", "/mnt/own/a/./b"] {
+            assert_eq!(hierarchy.relative(Path::new(path)), "a/b", "{path}");
+        }
+        assert_eq!(hierarchy.relative(Path::new("/")), "");
+        assert_eq!(hierarchy.relative(Path::new("a/../b")), "a/../b");
     }
 
     #[test]

@@ -167,6 +167,8 @@ pub struct PinnedLimit {
     pub scope: Option<Scope>,
     /// Where it was put on.
     pub installed_on: Option<Scope>,
+    /// That has been removed, and another one of its name is there.
+    pub is_anew: bool,
     /// Hooks at which its program no longer is, though the cgroup or device is there: somebody took it off.
     /// `parent` is among them when the parent that it knows is no more.
     pub unhooked: Vec<&'static str>,
@@ -372,7 +374,7 @@ impl Store {
             own: scheme.open(&pinned).map_err(limit_error(name))?,
         };
         let parent = name_in(&dir, PARENT);
-        let Whereabouts { scope, installed_on, mut unhooked, members } =
+        let Whereabouts { scope, installed_on, is_anew, mut unhooked, members } =
             Whereabouts::of(hierarchy, &dir, &limit);
         if limit.is_matched() {
             let here = scope.is_some();
@@ -401,6 +403,7 @@ impl Store {
             limit,
             scope,
             installed_on,
+            is_anew,
             unhooked,
             members,
             unkept: None,

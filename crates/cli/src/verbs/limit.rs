@@ -166,6 +166,7 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
             true => flag_error_of(e),
             false => e.into(),
         })?;
+        let mut others = String::new();
         if let Some(limit) = is {
             let same = limit.scope == wanted.scope
                 && limit.parent == wanted.parent
@@ -175,7 +176,7 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
                 State::InForce | State::NoMembers | State::NoFq => {
                     return Err(StoreError::Exists(name).into());
                 }
-                State::ScopeGone | State::Detached | State::Broken => {}
+                State::ScopeGone | State::Anew | State::Detached | State::Broken => {}
             }
             // With all that is inside it.
             let plan = plan(&present, std::slice::from_ref(&wanted), false)?;
@@ -185,12 +186,19 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
                 return Ok(format!("limit `{name}` on {shown} is so already{nothing}"));
             }
             apply(host, &plan.actions)?;
+            let gone = plan.actions.iter().filter_map(|action| match action {
+                Action::Remove { limit, reason } if limit.name != name => {
+                    Some(format!("limit `{}` is off: {reason}\n", limit.name))
+                }
+                _ => None,
+            });
+            others = gone.collect();
         } else {
             host.add(&wanted)?;
         }
         let what = output::describe(&wanted.options, wanted.parent.as_deref());
         let written = persisted(edit.as_ref(), file, "written to")?;
-        Ok(format!("limit `{name}` is on {shown}: {what}{written}"))
+        Ok(format!("{others}limit `{name}` is on {shown}: {what}{written}"))
     })
 }
 
@@ -217,7 +225,7 @@ fn set(store: &Path, run_dir: &Path, file: &Path, args: &SetArgs) -> Result<Exit
         host.reserve_journal()?;
         let found = host.host().find(name)?;
         let limit = found.as_ref().map(present);
-        let Some(limit) = limit.filter(|is| edit.is_none() || is.state != State::ScopeGone) else {
+        let Some(limit) = limit.filter(|is| edit.is_none() || !is.state.is_gone()) else {
             let Some(edit) = &edit else { return Err(verbs::missing(host.host(), name)) };
             let written = persisted(Some(edit), file, "changed in")?;
             let agent = AgentStatus::find(run_dir).filter(|agent| agent.keeps(file));

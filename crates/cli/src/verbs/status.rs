@@ -89,7 +89,7 @@ fn show(
         (Err(StoreError::Missing(_)), Some(_)) => Listing::default(),
         (listing, _) => listing?,
     };
-    let mut status = HostStatus::of(&listing, host.store().waiting(), Some(run_dir), fleet);
+    let mut status = HostStatus::of(&host, &listing, run_dir, fleet);
     if let Some(name) = name {
         status.keep(name);
         if status.is_empty() {
@@ -384,7 +384,7 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
     let state = match limit.state {
         State::InForce => "in force",
         State::ScopeGone | State::NoMembers => WAITING,
-        State::Detached => "DETACHED",
+        State::Anew | State::Detached => "DETACHED",
         State::NoFq => "NO FQ",
         State::Broken => "BROKEN",
     };

@@ -83,6 +83,48 @@ fn root_a_limit_whose_cgroup_is_gone_is_cried_out_and_can_be_put_back() {
 }
 
 #[test]
+fn root_a_limit_whose_cgroup_was_made_anew_is_restored_with_what_is_inside_it() {
+    need_root!();
+    let place = Place::new();
+    let (child, inside) = (place.child("service"), place.child("service/worker"));
+    place.ok(&["limit", "add", "a", "--cgroup", child.path(), "--egress", "50mbit"]);
+    let add = ["limit", "add", "b", "--cgroup", inside.path(), "--parent", "a", "--weight", "7"];
+    place.ok(&add);
+    let anew = || {
+        std::fs::remove_dir(inside.absolute()).unwrap();
+        std::fs::remove_dir(child.absolute()).unwrap();
+        ["service", "service/worker"].map(|name| place.child(name))
+    };
+    let whole = |groups: &[Cgroup]| groups.iter().all(|group| Objects::on(group).is_whole());
+    let restore = ["limit", "restore", "a"];
+
+    let groups = anew();
+    assert_eq!(place.json(&["limit", "show", "a", "--json"])["state"], "detached");
+    assert_eq!(place.refused(&["status", "--check"]).0, 3);
+    let said = place.ok(&["status"]);
+    assert!(said.contains("another one has its name") && said.contains("restore a"), "{said}");
+    place.ok(&restore);
+    assert!(whole(&groups), "both are in force again");
+    assert_eq!(place.json(&["limit", "show", "b", "--json"])["weight"], 7);
+    assert_eq!(place.ok(&restore).trim(), "nothing to restore; nothing changed");
+
+    // The same by who puts the parent on again.
+    let groups = anew();
+    place.ok(&["limit", "add", "a", "--cgroup", child.path(), "--egress", "50mbit"]);
+    assert!(whole(&groups), "both are in force again");
+
+    // What does not exist is not restored, and one inside it that goes with it is named.
+    std::fs::remove_dir(inside.absolute()).unwrap();
+    let (code, message) = place.refused(&["limit", "restore", "b"]);
+    assert!(code == 2 && message.contains("is gone"), "{code}: {message}");
+    std::fs::remove_dir(child.absolute()).unwrap();
+    let _child = place.child("service");
+    let said = place.ok(&["limit", "add", "a", "--cgroup", child.path(), "--egress", "50mbit"]);
+    assert!(said.contains("limit `b` is off"), "{said}");
+    assert_eq!(place.limits(), ["a"]);
+}
+
+#[test]
 fn root_a_limit_whose_programs_were_taken_off_is_cried_out() {
     need_root!();
     let place = Place::new();

@@ -294,6 +294,29 @@ fn root_a_member_that_lost_its_programs_is_seen_and_restored() {
     assert!(groups.iter().all(|group| links_on(group).len() == 3));
 }
 
+/// Without an agent nobody has it join.
+#[test]
+fn root_a_cgroup_that_came_after_its_limit_is_seen_and_joins_by_restore() {
+    need_root!();
+    let place = Place::new();
+    let first = place.child("w1");
+    place.ok(&["limit", "add", "web", "--cgroup", &pattern(&place, "w*"), "--egress", "1mbit"]);
+    place.ok(&["status", "--check"]);
+    fs::remove_dir(first.absolute()).unwrap();
+    place.ok(&["status", "--check"]);
+    let second = place.child("w2");
+    assert_eq!(place.refused(&["status", "--check"]).0, 3);
+    let said = place.ok(&["status"]);
+    assert!(said.contains(&format!("NOT ENFORCED on cgroup `{}`", second.path())), "{said}");
+    assert!(said.contains("limit restore web"), "{said}");
+    assert_eq!(show(&place, "web")["outside"], json!([second.path()]));
+    place.ok(&["limit", "restore", "web"]);
+    assert!(Objects::on(&second).is_whole());
+    place.ok(&["status", "--check"]);
+    assert_eq!(show(&place, "web")["members"], json!([second.path()]));
+    assert!(show(&place, "web")["outside"].is_null());
+}
+
 #[test]
 fn root_schemes_of_devices_have_no_members() {
     need_root!();

@@ -33,7 +33,7 @@ pub enum StoreError {
     /// The cgroup or device of a limit has been removed.
     #[error(
         "the {scope} of limit `{name}` is gone, so nothing is limited; when it is there again, put the limit \
-         back with `tidegate apply` or `tidegate limit add`"
+         back with `tidegate limit restore {name}`"
     )]
     ScopeGone { name: String, scope: Scope },
     /// The programs of the other scheme are others.

@@ -16,6 +16,8 @@ pub(super) struct Whereabouts {
     /// Now; `None` if that is gone.
     pub(super) scope: Option<Scope>,
     pub(super) installed_on: Option<Scope>,
+    /// That is gone, and another one of its name is there.
+    pub(super) is_anew: bool,
     /// The hooks at which it is no longer.
     pub(super) unhooked: Vec<&'static str>,
     /// With a selector.
@@ -33,7 +35,7 @@ impl Whereabouts {
         let is_lost = |hook: &&&str| members.iter().any(|member| member.unhooked.contains(*hook));
         let unhooked = hooks.iter().filter(is_lost).copied().collect();
         let scope = Some(Scope::Select(selector));
-        Whereabouts { scope: scope.clone(), installed_on: scope, unhooked, members }
+        Whereabouts { scope: scope.clone(), installed_on: scope, is_anew: false, unhooked, members }
     }
 }
 
@@ -63,7 +65,10 @@ fn of_cgroup(hierarchy: &Hierarchy, dir: &Path, limit: &intf::Limit) -> Whereabo
         Some(_) => hooks.iter().copied().filter(|name| !hooked(name)).collect(),
         None => Vec::new(),
     };
+    let is_anew =
+        cgroup.is_none() && installed_on.as_ref().is_some_and(|p| hierarchy.open(p).is_ok());
     Whereabouts {
+        is_anew,
         scope: cgroup.map(Scope::Cgroup),
         installed_on: installed_on.map(Scope::Cgroup),
         unhooked,
@@ -80,5 +85,7 @@ fn of_device(dir: &Path, limit: &intf::Limit) -> Whereabouts {
         Some(_) => device::unhooked(dir, limit, schemes::of(limit.scheme()).links(limit)),
         None => Vec::new(),
     };
-    Whereabouts { scope, installed_on, unhooked, members: Vec::new() }
+    let is_here = |scope| device::Target::find(scope).is_ok_and(|t| t.namespace == limit.cgroup_id);
+    let is_anew = scope.is_none() && installed_on.as_ref().is_some_and(is_here);
+    Whereabouts { scope, installed_on, is_anew, unhooked, members: Vec::new() }
 }

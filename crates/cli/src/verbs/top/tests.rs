@@ -114,6 +114,7 @@ pub(in crate::verbs) fn limit(
             why: None,
             other_build: None,
             programs_before: Vec::new(),
+            outside: Vec::new(),
         },
         origin: match path.contains("run") {
             true => Origin::Run { runner_pid: 4711 },
