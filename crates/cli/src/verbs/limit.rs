@@ -12,6 +12,7 @@ use jiff::Zoned;
 use tidegate_agent::{
     persist::{self, Edit, NewLimit, PersistError},
     report::{LimitReport, LimitState},
+    run::{give_back_from, moved_for},
     scan,
     status::AgentStatus,
 };
@@ -311,14 +312,21 @@ fn del(store: &Path, file: &Path, name: &str) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     locked(&host, |host| {
-        let is = !matches!(host.host().find(name), Ok(None));
+        let is = host.host().find(name);
         let waited = host.forget_waiting(name)? && waits;
-        if is && !waited {
+        if !matches!(is, Ok(None)) && !waited {
             host.remove(name)?;
         }
         let written = persisted(edit.as_ref(), file, "taken out of")?;
         let what = if waited { "does not wait any more" } else { "is off" };
-        Ok(format!("limit `{name}` {what}{written}"))
+        // An agent that has ended cannot do it.
+        let is = is.ok().flatten().as_ref().map(present);
+        let moved = is.iter().flat_map(moved_for);
+        let back = moved.filter(|path| give_back_from(host.host().hierarchy(), path));
+        let back: String = back
+            .map(|path| format!("\nthe processes of {path} are in the cgroup above again"))
+            .collect();
+        Ok(format!("limit `{name}` {what}{written}{back}"))
     })
 }
 

@@ -545,6 +545,14 @@ fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
     other.ok(&["limit", "add", "prog", "--cgroup", path, "--egress", "10mbit"]);
     other.ok(&["detach"]);
     assert_eq!(own.processes().unwrap(), [again.0.id()]);
+    let said = place.ok(&["limit", "del", "prog"]);
+    assert!(said.contains("are in the cgroup above again"), "{said}");
+    assert!(!own.absolute().exists(), "its cgroup is left");
+    assert!(place.group.processes().unwrap().contains(&again.0.id()));
+    let agent = bed.start();
+    // What the agent before has said is no proof.
+    wait_for("the limit", || place.limits().contains(&"prog".to_owned()).then_some(()));
+    drop(agent);
     place.ok(&["detach"]);
     assert!(!own.absolute().exists(), "its cgroup is left");
     assert!(place.group.processes().unwrap().contains(&again.0.id()));

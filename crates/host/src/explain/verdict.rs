@@ -17,6 +17,8 @@ use crate::{figures, plan::State, sockets::SocketSample};
 const FULL: f64 = 0.9;
 /// ... or when of the packets this part was marked, slowed or dropped.
 const SIGNALLED: f64 = 0.01;
+/// ... or this part dropped: TCP over a path of microseconds waits 200 ms for many of these.
+const DROPPED: f64 = 0.002;
 /// A socket uses its pacing rate when it sent at this part of it: what it holds back between bursts is lost.
 const USES_PACE: f64 = 0.85;
 /// A socket is busy, or waits for its peer, when it was so for this part of the sample.
@@ -121,8 +123,13 @@ impl Held<'_> {
         slowed as f64 / all.max(1) as f64
     }
 
+    fn drops(&self) -> bool {
+        let (all, _) = self.now.sample.of(|outcome| outcome.name != "exempt");
+        self.now.sample.dropped().0 as f64 / all.max(1) as f64 >= DROPPED
+    }
+
     fn is_full(&self) -> bool {
-        self.used() >= FULL || self.signalled() >= SIGNALLED
+        self.used() >= FULL || self.signalled() >= SIGNALLED || self.drops()
     }
 
     fn paces(&self) -> bool {
@@ -132,7 +139,8 @@ impl Held<'_> {
     fn verdict(&self) -> Verdict {
         let limit = self.limit.name.clone();
         let rate_bit_s = self.now.now.may_use_bit_s();
-        match self.now.now.fair.filter(|_| self.paces()) {
+        let is_paced = self.paces() && (self.used() >= FULL || !self.drops());
+        match self.now.now.fair.filter(|_| is_paced) {
             Some(fair) => Verdict::Paced {
                 limit,
                 rate_bit_s,
@@ -331,9 +339,14 @@ impl fmt::Display for Verdict {
                 dropped_packets,
             } => write!(
                 f,
-                "limit `{limit}` ({scheme}, {direction} {}) is full: {} used, {signalled_packets} packets \
-                 marked or slowed and {dropped_packets} dropped in the sample",
+                "limit `{limit}` ({scheme}, {direction} {}) {}: {} used, {signalled_packets} packets marked or \
+                 slowed and {dropped_packets} dropped in the sample",
                 rate(rate_bit_s),
+                if *used_bit_s as f64 >= FULL * *rate_bit_s as f64 {
+                    "is full"
+                } else {
+                    "slows it"
+                },
                 rate(used_bit_s)
             ),
             Verdict::Receiver { part } => write!(

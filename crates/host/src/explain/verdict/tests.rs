@@ -1,7 +1,7 @@
 //! Samples as they are seen, and the sentence for each.
 
 use tidegate_core::Scope;
-use tidegate_sys::limit::LimitOptions;
+use tidegate_sys::{intf::OUTCOME_TABLE, limit::LimitOptions};
 
 use super::*;
 use crate::{
@@ -98,6 +98,23 @@ fn windows_do_not_say_that_a_limit_is_full() {
         let verdict = judge(&[limit], &[], &[socket(100, None)], false);
         assert_eq!(matches!(verdict, Verdict::Full { .. }), full, "{scheme}: {verdict}");
     }
+}
+
+/// A window of two segments a round trip is more than its share, and a lost one costs its sender 200 ms.
+#[test]
+fn a_limit_that_drops_slows_a_sender_that_leaves_some_of_it() {
+    let mut limit = limit("web", "pace", 400);
+    limit.ingress = limit.egress.take();
+    let ingress = limit.ingress.as_mut().unwrap();
+    let dropped = OUTCOME_TABLE.iter().position(|outcome| !outcome.passed).unwrap();
+    ingress.sample.packets[dropped] = 250;
+    let receives = SocketSample { received_bit_s: 400_000_000, ..socket(0, None) };
+    let said = say(&[limit], &[receives]);
+    assert_eq!(
+        said,
+        "limit `web` (pace, ingress 1gbit) slows it: 400mbit used, 0 packets marked or slowed and 250 dropped \
+         in the sample"
+    );
 }
 
 /// They go the other way: what is charged is what has bytes.
