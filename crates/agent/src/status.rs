@@ -147,7 +147,11 @@ impl HostStatus {
         let keeps = agent.as_ref().filter(|agent| agent.running);
         // The agent has cgroups join that come after their limit.
         let is_kept = |name: &str| keeps.is_some_and(|agent| agent.limit(name).is_some());
-        host.look_outside(limits.iter_mut().filter(|limit| !is_kept(&limit.name)));
+        let mut cgroups = host.cgroups();
+        for limit in limits.iter_mut().filter(|limit| !is_kept(&limit.name)) {
+            let members = limit.members.as_deref().unwrap_or_default();
+            limit.outside = cgroups.outside(&limit.scope, members);
+        }
         let nics = RunDir::at(run_dir).running();
         HostStatus { limits, waiting: host.store().waiting(), nics, fleet, agent }
     }

@@ -322,9 +322,9 @@ Examples:
     /// Restore limits that are not in force
     ///
     /// After an upgrade: limits of an earlier version are replaced by the same limits of this one, where the
-    /// kernel allows it without a moment between. Also limits whose programs somebody took off, or whose cgroup
-    /// or device was removed and is there again; and cgroups join that came after a limit whose selector they
-    /// match.
+    /// kernel allows it without a moment between. Also limits whose programs somebody took off, or whose
+    /// cgroup or device was removed and is there again; and cgroups join that came after a limit whose
+    /// selector they match.
     #[command(after_help = "Example:\n  tidegate limit restore")]
     Restore {
         /// Name of the limit [default: all]

@@ -22,7 +22,6 @@ use crate::{
     select,
     settings::SettingsError,
     spec::{LimitSpec, Problem, Spec, SpecError},
-    status::LimitStatus,
     world::World,
 };
 
@@ -122,7 +121,7 @@ impl Host {
     ) -> Result<(Vec<Wanted>, Vec<Waits>), SpecError> {
         let spec = &self.chosen(spec, present)?;
         let (mut wanted, mut waiting) = (Vec::new(), Vec::new());
-        let mut cgroups = Cgroups::of(self);
+        let mut cgroups = self.cgroups();
         for limit in &spec.limits {
             let LimitSpec { name, scope, options, parent, asked, line, .. } = limit.clone();
             match self.resolve(&scope) {
@@ -194,7 +193,7 @@ impl Host {
                 _ => refused.push(limit.error()),
             }
         }
-        let mut cgroups = Cgroups::of(self);
+        let mut cgroups = self.cgroups();
         for mut limit in listing.limits.iter().map(present) {
             let outside = cgroups.outside(&limit.scope, &limit.members);
             let is_lost = match limit.state {
@@ -214,19 +213,16 @@ impl Host {
         Ok((lost.into_iter().map(Wanted::again).collect(), refused))
     }
 
-    /// Finds the cgroups outside of limits with selectors.
-    pub fn look_outside<'a>(&self, limits: impl Iterator<Item = &'a mut LimitStatus>) {
-        let mut cgroups = Cgroups::of(self);
-        for limit in limits {
-            limit.outside =
-                cgroups.outside(&limit.scope, limit.members.as_deref().unwrap_or_default());
-        }
+    /// The cgroups that limits with selectors are to have.
+    #[must_use]
+    pub fn cgroups(&self) -> Cgroups<'_> {
+        Cgroups { host: self, world: None }
     }
 
     /// The cgroups that a limit with a selector is to have, as far as cgroups alone say which.
     #[must_use]
     pub fn members(&self, scope: &Scope) -> Vec<String> {
-        Cgroups::of(self).members(scope, None)
+        self.cgroups().members(scope, None)
     }
 
     /// A cgroup or device that exists, a cgroup's path as this host writes it.
@@ -253,18 +249,15 @@ impl Host {
 }
 
 /// The cgroups of a host, read when first asked for.
-struct Cgroups<'a> {
+#[derive(Debug)]
+pub struct Cgroups<'a> {
     host: &'a Host,
     world: Option<World>,
 }
 
 impl Cgroups<'_> {
-    fn of(host: &Host) -> Cgroups<'_> {
-        Cgroups { host, world: None }
-    }
-
     /// Those that a limit with a selector is to have beside its members, as far as cgroups alone say which.
-    fn outside(&mut self, scope: &Scope, members: &[String]) -> Vec<String> {
+    pub fn outside(&mut self, scope: &Scope, members: &[String]) -> Vec<String> {
         let mut all = self.members(scope, None);
         all.retain(|path| !members.contains(path));
         all

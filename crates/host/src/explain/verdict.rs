@@ -339,8 +339,8 @@ impl fmt::Display for Verdict {
                 dropped_packets,
             } => write!(
                 f,
-                "limit `{limit}` ({scheme}, {direction} {}) {}: {} used, {signalled_packets} packets marked or \
-                 slowed and {dropped_packets} dropped in the sample",
+                "limit `{limit}` ({scheme}, {direction} {}) {}: {} used, {signalled_packets} packets marked \
+                 or slowed and {dropped_packets} dropped in the sample",
                 rate(rate_bit_s),
                 if *used_bit_s as f64 >= FULL * *rate_bit_s as f64 {
                     "is full"

@@ -112,8 +112,8 @@ fn a_limit_that_drops_slows_a_sender_that_leaves_some_of_it() {
     let said = say(&[limit], &[receives]);
     assert_eq!(
         said,
-        "limit `web` (pace, ingress 1gbit) slows it: 400mbit used, 0 packets marked or slowed and 250 dropped \
-         in the sample"
+        "limit `web` (pace, ingress 1gbit) slows it: 400mbit used, 0 packets marked or slowed and 250 \
+         dropped in the sample"
     );
 }
 
