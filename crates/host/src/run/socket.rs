@@ -158,8 +158,9 @@ impl Asked {
             e => AskError::Io(e.into()),
         })?;
         let asked = Asked(fd);
-        send(&asked.0, &Request::Limit(settings.to_vec()), Some(cgroup.as_fd()))?;
-        match asked.answer()? {
+        let sent = send(&asked.0, &Request::Limit(settings.to_vec()), Some(cgroup.as_fd()));
+        // An agent that refuses at once may have closed its end before.
+        match asked.answer().or_else(|e| sent.and(Err(e)))? {
             Answer::InForce => Ok(asked),
             other => Err(unexpected(other)),
         }
@@ -178,7 +179,11 @@ impl Asked {
     }
 
     fn answer(&self) -> io::Result<Answer> {
-        let answer = receive(&self.0, ANSWER_MAX)?;
+        let answer = match receive(&self.0, ANSWER_MAX) {
+            // The other end is closed, and has not read all. What it sent before comes after this error.
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => receive(&self.0, ANSWER_MAX)?,
+            answer => answer?,
+        };
         let ended = || io::Error::new(io::ErrorKind::UnexpectedEof, "it has ended");
         Ok(answer.ok_or_else(ended)?.0)
     }
@@ -219,6 +224,21 @@ mod tests {
         assert!(receive::<Request>(&b, REQUEST_MAX).unwrap().unwrap().1.is_none());
         drop(a);
         assert!(receive::<Request>(&b, REQUEST_MAX).unwrap().is_none());
+    }
+
+    #[test]
+    fn who_is_refused_unheard_is_told_so() {
+        for heard in [false, true] {
+            let (agent, user) = pair();
+            let asked = Asked(user);
+            send(&asked.0, &Request::Limit(Vec::new()), None).unwrap();
+            if heard {
+                receive::<Request>(&agent, REQUEST_MAX).unwrap();
+            }
+            send(&agent, &Answer::Refused("too many".to_owned()), None).unwrap();
+            drop(agent);
+            assert!(matches!(asked.answer(), Ok(Answer::Refused(_))), "{heard}");
+        }
     }
 
     #[test]
