@@ -7,7 +7,7 @@ use tidegate_host::{
     spec::Spec,
     world::{MAX_PROGRAMS, Program, World},
 };
-use tidegate_sys::{cgroup::Hierarchy, net::Netlink};
+use tidegate_sys::{cgroup::Hierarchy, net::Netlink, store::contains};
 
 const PASSWD: &str = "/etc/passwd";
 
@@ -23,7 +23,7 @@ pub fn scan(hierarchy: &Hierarchy, top: &str, programs: bool) -> World {
     World {
         cgroups: cgroups.collect(),
         users: users(&fs::read_to_string(PASSWD).unwrap_or_default()),
-        programs: if programs { self::programs() } else { Vec::new() },
+        programs: if programs { self::programs(top) } else { Vec::new() },
         ..World::default()
     }
 }
@@ -58,11 +58,12 @@ fn users(passwd: &str) -> BTreeMap<String, u32> {
     passwd.lines().filter_map(line).collect()
 }
 
-/// The processes that execute a file; threads of the kernel do not.
-fn programs() -> Vec<Program> {
+/// The processes at and below a cgroup that execute a file; threads of the kernel do not.
+fn programs(top: &str) -> Vec<Program> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.take(MAX_PROGRAMS).filter_map(program).collect()
+    let is_below = |program: &Program| contains(top, &program.cgroup);
+    pids.filter_map(program).filter(is_below).take(MAX_PROGRAMS).collect()
 }
 
 fn program(pid: u32) -> Option<Program> {

@@ -511,6 +511,10 @@ fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
     let exe = format!("exe = \"{}\"", program.display());
     bed.write("a.toml", &limit("prog", &exe, "egress = \"10mbit\""));
     let (mut one, _other) = (spawn(&program), spawn(Path::new("/bin/sleep")));
+    // The agent keeps to the cgroups below one. Outside of it another program is beside the process, too.
+    let elsewhere = Place::new();
+    let mut outside = elsewhere.inside(&elsewhere.group, program.to_str().unwrap());
+    let outside = Guard(outside.arg("1000").spawn().unwrap());
     wait_for("the program", || {
         (fs::read_link(format!("/proc/{}/exe", one.0.id())).ok()? == program).then_some(())
     });
@@ -522,6 +526,7 @@ fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
     let own = place.hierarchy.open(&format!("{}/tidegate.prog", place.group.path())).unwrap();
     whole(&own);
     assert_eq!(own.processes().unwrap(), [one.0.id()]);
+    assert_eq!(elsewhere.group.processes().unwrap(), [outside.0.id()], "it is not below");
     // Without its limit it goes back.
     bed.write("a.toml", "");
     wait_for("the end of its cgroup", || (!own.absolute().exists()).then_some(()));
