@@ -17,18 +17,18 @@
 
 /*
  * Counts a flow in this epoch, if it is not counted yet, and lowers the share if it is new. *seen
- * is the last epoch in which it was counted. It is zero for a new flow, so epochs are numbered from
+ * is the last epoch in which it counts. It is zero for a new flow, so epochs are numbered from
  * one. Returns whether it was counted now.
  */
 static inline __attribute__((always_inline)) int ep_count_flow(struct tg_queue *queue, __u32 *seen)
 {
 	__u32 epoch, before = *(volatile __u32 *)seen;
 
-	if (before == *(volatile __u32 *)&queue->epoch + 1 || !ep_enter(queue))
+	if (before - (*(volatile __u32 *)&queue->epoch + 1) < TG_STAYS || !ep_enter(queue))
 		return 0;
 	epoch = queue->epoch + 1;
 	before = *(volatile __u32 *)seen;
-	if (before != epoch) {
+	if (before - epoch >= TG_STAYS) {
 		*seen = epoch;
 		queue->flows++;
 		/* A flow that was only silent for a while is not new. */
@@ -37,43 +37,13 @@ static inline __attribute__((always_inline)) int ep_count_flow(struct tg_queue *
 			queue->share = fs_join(queue->share, queue->flows);
 	}
 	ep_leave(queue);
-	return before != epoch;
+	return before - epoch >= TG_STAYS;
 }
 
 /*
- * Counts a packet of a flow. What the flow takes is set aside until that is half of a share; then
- * the flow is counted. `*sent` and `*seen` belong to its socket, or its cell. So many flows that
- * want little leave the rest to the others, and a flow counts by what it takes, not by being seen.
- * A flow that took half of a share when it last sent is counted at once. So is a new one if
- * `newcomers_count`: otherwise flows that begin together would each take less than half of a share
- * that was computed without them, and none would count.
- */
-static inline __attribute__((always_inline)) void ep_use(struct tg_nrm_queue *queue, __u64 *sent,
-							 __u32 *seen, __u32 bytes, __u64 cost,
-							 int newcomers_count)
-{
-	__u32 epoch = *(volatile __u32 *)&queue->common.epoch + 1;
-	__u64 share = *(volatile __u32 *)&queue->common.share, fair_ns;
-	__u32 counted = *(volatile __u32 *)seen;
-	int expected = bytes > VQ_SMALL_BYTES && ((!counted && newcomers_count) ||
-						  up_took_much(*(volatile __u64 *)sent, epoch));
-	__s64 aside_ns;
-	int takes;
-
-	fair_ns = up_fair_ns(share ? share : FS_TARGET, queue->common.epoch_us * 1000ULL);
-	takes = up_takes(sent, epoch, bytes, UP_FRAME_BYTES, cost, fair_ns, &aside_ns);
-	if (counted == epoch || (expected && ep_count_flow(&queue->common, seen)))
-		return;
-	if (takes)
-		ep_count_flow(&queue->common, seen);
-	if (aside_ns)
-		__sync_fetch_and_add(&queue->aside_ns, aside_ns);
-}
-
-/*
- * An unpaced flow has taken what it earns in the next `ahead_ns`. It counts until then, as a link
- * of the flow's share would still be busy with it. Otherwise flows that send in bursts would share
- * only with flows that send in the same epoch. `*until` belongs to its cell.
+ * A flow has taken what it earns in the next `ahead_ns`. It counts until then, as a link of the
+ * flow's share would still be busy with it. Otherwise flows that send in bursts would share only
+ * with flows that send in the same epoch. `*until` is the last epoch in which it counts.
  */
 static inline __attribute__((always_inline)) void ep_stay(struct tg_nrm_queue *queue, __u32 *until,
 							  __u64 ahead_ns)
@@ -90,6 +60,43 @@ static inline __attribute__((always_inline)) void ep_stay(struct tg_nrm_queue *q
 		queue->stays[++counts % TG_STAYS]++;
 	*until = counts;
 	ep_leave(&queue->common);
+}
+
+/*
+ * Counts a packet of a flow. What the flow takes is set aside until that is half of a share; then
+ * the flow is counted. `*sent` and `*seen` belong to its socket, or its cell. So many flows that
+ * want little leave the rest to the others, and a flow counts by what it takes, not by being seen.
+ * A flow that took half of a share when it last sent is counted at once. So is a new one if
+ * `newcomers_count`: otherwise flows that begin together would each take less than half of a share
+ * that was computed without them, and none would count. One that sends more at once than its share
+ * of two epochs counts until that is paid for; `*seen` is then an epoch to come.
+ */
+static inline __attribute__((always_inline)) void ep_use(struct tg_nrm_queue *queue, __u64 *sent,
+							 __u32 *seen, __u32 bytes, __u64 cost,
+							 int newcomers_count)
+{
+	__u32 epoch = *(volatile __u32 *)&queue->common.epoch + 1;
+	__u64 share = *(volatile __u32 *)&queue->common.share, fair_ns;
+	__u32 counted = *(volatile __u32 *)seen;
+	int expected = bytes > VQ_SMALL_BYTES && ((!counted && newcomers_count) ||
+						  up_took_much(*(volatile __u64 *)sent, epoch));
+	__s64 aside_ns;
+	__u64 time_ns, epochs;
+	int takes;
+
+	fair_ns = up_fair_ns(share ? share : FS_TARGET, queue->common.epoch_us * 1000ULL);
+	takes = up_takes(sent, epoch, bytes, UP_FRAME_BYTES, cost, fair_ns, &aside_ns);
+	if (counted - epoch >= TG_STAYS && !(expected && ep_count_flow(&queue->common, seen))) {
+		if (takes)
+			ep_count_flow(&queue->common, seen);
+		if (aside_ns)
+			__sync_fetch_and_add(&queue->aside_ns, aside_ns);
+	}
+	time_ns = vq_time_ns(bytes, cost);
+	if (newcomers_count && time_ns >= 2 * fair_ns) {
+		epochs = fs_min(time_ns / fs_max(fair_ns, 1), TG_STAYS);
+		ep_stay(queue, seen, epochs * queue->common.epoch_us * 1000);
+	}
 }
 
 /* Whether a flow counts in this epoch because of what it took in an earlier one. */

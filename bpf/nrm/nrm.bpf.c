@@ -182,7 +182,7 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 	if (!ours)
 		return 0;
 	segments = moved_segments(sk, index & 1);
-	if (ours->epoch[index & 1] != queue->common.epoch + 1 &&
+	if (ours->epoch[index & 1] - (queue->common.epoch + 1) >= TG_STAYS &&
 	    is_first_flight(queue, index & 1, segments) && ad_ends_soon(&queue->turns, segments))
 		/* It is not yet a flow with a share; the flows leave it what it takes. */
 		set_aside(queue, &ours->sent[index], bytes, conf->cost);

@@ -120,13 +120,17 @@ static inline __attribute__((always_inline)) int uf_earns(struct uf_flow *cell, 
 static inline __attribute__((always_inline)) int
 uf_within(struct tg_nrm_queue *queue, struct uf_flow *cell, __u64 now, __u32 bytes, __u64 cost)
 {
-	__u64 time, share = *(volatile __u32 *)&queue->common.share;
+	__u64 others, time, share = *(volatile __u32 *)&queue->common.share;
 	int stranger = cell->began == queue->common.epoch + 1;
 	__s64 ahead;
 
-	if (stranger && *(volatile __u64 *)&queue->strangers_ns >=
-			    fs_max(queue->common.epoch_us * 1000ULL, FS_MIN_EPOCH_NS) / 2)
-		return 0;
+	if (stranger) {
+		/* One packet in any case: it may be longer than this. */
+		others = *(volatile __u64 *)&queue->strangers_ns;
+		if (others && others + vq_time_ns(bytes, cost) >
+				  fs_max(queue->common.epoch_us * 1000ULL, FS_MIN_EPOCH_NS) / 2)
+			return 0;
+	}
 	if (!uf_earns(cell, now, bytes, cost, share ? share : FS_TARGET))
 		return 0;
 	if (stranger) {

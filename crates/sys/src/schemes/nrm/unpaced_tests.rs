@@ -319,6 +319,58 @@ fn flows_that_cannot_be_paced_have_shares_as_transfers_have() {
     }
 }
 
+/// Paced flows whose bursts are longer than their share of two epochs, as TCP's windows make them on a short
+/// path: all of them count all the time. Did they count only in the epochs in which they send, the share would
+/// be too high in many of these, and a class with such flows would have more than its part of what is spare.
+#[test]
+fn paced_flows_with_long_bursts_count_until_they_are_paid_for() {
+    const FLOWS: usize = 8;
+    for (bit_s, segments) in
+        [(60_000_000, 2), (60_000_000, 5), (60_000_000, 10), (1_000_000_000, 40)]
+    {
+        let conf: intf::QueueConf =
+            VirtualQueueOptions::new(Rate::from_bit_s(bit_s).unwrap()).config().unwrap().into();
+        let mut queue = intf::NrmQueue::default();
+        let mut sockets = [(S, NativeFlow::default()); FLOWS];
+        let wire_bytes = segments * 1_514;
+        let cost_ns = virtual_queue::time_of(wire_bytes.into(), conf.cost).0;
+        let (mut random, mut sum, mut bursts) = (1u32, 0.0, 0);
+        loop {
+            let (now_ns, socket) =
+                sockets.iter_mut().map(|(at, s)| (at, s)).min_by_key(|(at, _)| **at).unwrap();
+            if *now_ns > 6 * S {
+                break;
+            }
+            let packet = NativePacket {
+                now_ns: *now_ns,
+                rate_bit_s: bit_s,
+                wire_bytes,
+                unpaced: 0,
+                random: 0,
+                burst_bytes: burst(
+                    bit_s,
+                    1.0 / f64::from(queue.flows.max(queue.flows_before).max(1)),
+                ),
+            };
+            // SAFETY: every pointer is to a live value of the layout that the header declares.
+            unsafe { native_up_packet(&conf, &mut queue, socket, &packet) };
+            let share = f64::from(queue.share.max(1)) / f64::from(1 << 24);
+            if *now_ns > 2 * S {
+                (sum, bursts) = (sum + share, bursts + 1);
+            }
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let jitter = f64::from(random >> 8) / f64::from(1 << 24) * 0.2 + 0.9;
+            *now_ns += (cost_ns as f64 / share * jitter) as u64 + 1;
+        }
+        let mean = sum / f64::from(bursts) * FLOWS as f64;
+        eprintln!("{bit_s} bit/s, {segments} segments at once: {mean:.3}");
+        assert!(
+            (0.95..1.05).contains(&mean),
+            "{bit_s} bit/s, {segments} segments at once: {mean:.3}"
+        );
+    }
+}
+
 /// A sender that addresses each packet to another host has half of the limit at most, and not a share with
 /// each packet.
 #[test]
