@@ -120,7 +120,8 @@ fn spec_of(files: &Files, goal: &Goal) -> Spec {
     let limits = goal.limits.iter().map(|goal| goal.limit.clone()).collect();
     let groups = files.specs.iter().flat_map(|spec| spec.groups.clone()).collect();
     let file = "the files of the agent".to_owned();
-    Spec { file, limits, nics: Vec::new(), fleet: None, groups, labels: false, annotations: false }
+    let (nics, fleet, blank, labels, annotations) = (Vec::new(), None, false, false, false);
+    Spec { file, limits, nics, fleet, groups, labels, annotations, blank }
 }
 
 /// All limits of the files, in whatever state.

@@ -51,8 +51,6 @@ pub fn read(directory: &Path) -> Files {
                 files.errors.push(format!("{file}: is larger than {} MiB", MAX_SPEC_BYTES >> 20));
                 continue;
             }
-            // As a file in which everything is commented out.
-            Ok(_) if is_blank(&text) => continue,
             Ok(_) => {}
         }
         let (spec, errors) = Spec::parse_what_is_good(&file, &text);
@@ -60,8 +58,4 @@ pub fn read(directory: &Path) -> Files {
         files.errors.extend(errors.iter().map(ToString::to_string));
     }
     files
-}
-
-pub(crate) fn is_blank(text: &str) -> bool {
-    text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#'))
 }

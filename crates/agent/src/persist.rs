@@ -56,6 +56,8 @@ pub enum PersistError {
         "limit `{name}` of {file} is not written as `[[limit]]`; change it there: nothing changed"
     )]
     Layout { name: String, file: String },
+    #[error("the limits of {0} are in one list; write them as `[[limit]]` first: nothing changed")]
+    List(String),
     #[error("{0}: the name of the host's file must end with .toml: nothing changed")]
     Name(String),
     #[error("as it would be written: {0}; nothing changed")]
@@ -112,7 +114,7 @@ fn look(path: &Path, name: &str) -> Result<Found, PersistError> {
 /// # Errors
 /// [`PersistError`].
 pub fn add(path: &Path, limit: NewLimit<'_>) -> Result<Option<Edit>, PersistError> {
-    let Found { text, file, line } = look(path, limit.name)?;
+    let Found { mut text, file, line } = look(path, limit.name)?;
     let scope = format!("{{ {} = {} }}", limit.scope.kind(), quoted(limit.scope.name()));
     let mut rows = vec![("name", quoted(limit.name)), ("scope", scope)];
     rows.extend(limit.parent.map(|parent| ("parent", quoted(parent))));
@@ -131,12 +133,28 @@ pub fn add(path: &Path, limit: NewLimit<'_>) -> Result<Option<Edit>, PersistErro
             false => Err(PersistError::Differs { name: limit.name.to_owned(), file, line }),
         };
     }
+    make_room(&mut text, &file)?;
     let gap = match &text {
         text if text.is_empty() || text.ends_with("\n\n") => "",
         text if text.ends_with('\n') => "\n",
         _ => "\n\n",
     };
     checked(path, &file, format!("{text}{gap}{block}")).map(Some)
+}
+
+/// Takes a list without limits out, beside which TOML allows no `[[limit]]`.
+fn make_room(text: &mut String, file: &str) -> Result<(), PersistError> {
+    let Ok(root) = DeTable::parse(text) else { return Ok(()) };
+    let Some((key, value)) = root.get_ref().get_key_value("limit") else { return Ok(()) };
+    let place = key.span().start..value.span().end;
+    if !text[key.span().end..].trim_start().starts_with('=') {
+        return Ok(());
+    }
+    if value.get_ref().as_array().is_none_or(|list| !list.is_empty()) {
+        return Err(PersistError::List(file.to_owned()));
+    }
+    text.replace_range(place, "");
+    Ok(())
 }
 
 /// The file with other settings of a limit; `None` if the limit is not in it.
@@ -238,11 +256,9 @@ fn place(text: &str, name: &str) -> Option<Place> {
     Some(Place { lines: start..end, values: values.collect(), room })
 }
 
-/// What the agent would not read is not written. A file without limits is one with everything commented out.
+/// What the agent would not read is not written.
 fn checked(path: &Path, file: &str, text: String) -> Result<Edit, PersistError> {
-    if !directory::is_blank(&text) {
-        Spec::parse(file, &text)?;
-    }
+    Spec::parse(file, &text)?;
     Ok(Edit { path: path.to_owned(), text })
 }
 
@@ -359,9 +375,24 @@ mod tests {
     }
 
     #[test]
+    fn the_first_limit_of_a_file_that_says_there_is_none() {
+        let (_dir, path) = file("limit = [\n] # none yet\n");
+        let scope = Scope::Cgroup("a".to_owned());
+        let rows = given(&[("egress", "9mbit")]);
+        let limit = NewLimit { name: "a", scope: &scope, parent: None, given: &rows };
+        let text = add(&path, limit).unwrap().unwrap().text;
+        let block = "[[limit]]\nname   = \"a\"\nscope  = { cgroup = \"a\" }\negress = \"9mbit\"\n";
+        assert_eq!(text, format!(" # none yet\n\n{block}"));
+    }
+
+    #[test]
     fn limits_in_a_list_are_not_touched() {
         let text = "limit = [{ name = \"a\", scope = { cgroup = \"a\" }, egress = \"1mbit\" }]\n";
         let (_dir, path) = file(text);
         assert!(matches!(del(&path, "a"), Err(PersistError::Layout { .. })));
+        let (scope, given) = (Scope::Cgroup("b".to_owned()), given(&[("egress", "9mbit")]));
+        let limit = NewLimit { name: "b", scope: &scope, parent: None, given: &given };
+        let error = add(&path, limit).unwrap_err().to_string();
+        assert!(error.ends_with("write them as `[[limit]]` first: nothing changed"), "{error}");
     }
 }

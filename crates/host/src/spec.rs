@@ -60,6 +60,8 @@ pub struct Spec {
     pub labels: bool,
     /// Pods may have rates by their annotations.
     pub annotations: bool,
+    /// Nothing is written in it; `limit = []` says that there shall be no limits.
+    pub blank: bool,
 }
 
 /// One `[[limit]]`.
@@ -152,11 +154,6 @@ pub enum Problem {
         /// The beginning of the line.
         line: String,
     },
-    /// No limit in it.
-    #[error(
-        "no `[[limit]]` in it; write at least one (an empty `limit = []` says that there shall be none)"
-    )]
-    NoLimits,
     /// A key that is not read.
     #[error("unknown field `{field}`; {hint}")]
     UnknownField {
@@ -362,19 +359,14 @@ impl Spec {
                 }
             }
         }
-        let nothing = limits.is_none() && nics.is_empty() && fleet.is_none();
-        if nothing && groups.is_empty() && labels.is_none() && annotations.is_none() {
-            let (file, problem) = (file.to_owned(), Problem::NoLimits);
-            return Err(SpecError { file, line: None, limit: None, field: None, problem });
-        }
         let (limits, of_nics) = limits.unwrap_or_default();
         for limit in of_nics {
             reader.hand_over(limit, &mut nics)?;
         }
         let groups = reader.check_groups(groups, fleet.as_ref(), &limits)?;
         let (labels, annotations) = (labels.unwrap_or_default(), annotations.unwrap_or_default());
-        let file = file.to_owned();
-        let spec = Spec { file, limits, nics, fleet, groups, labels, annotations };
+        let (file, blank) = (file.to_owned(), root.get_ref().is_empty());
+        let spec = Spec { file, limits, nics, fleet, groups, labels, annotations, blank };
         spec.check_rows()?;
         Ok(spec)
     }

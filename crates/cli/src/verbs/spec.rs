@@ -161,6 +161,10 @@ fn planned(
     (waiting, off): (&[Waits], &BTreeSet<String>),
     prune: bool,
 ) -> Result<Plan> {
+    if prune && spec.blank {
+        let (file, must) = (&spec.file, "write `limit = []` if this host shall have no limits");
+        return Err(UsageError(format!("{file}: nothing is written in it; {must}")).into());
+    }
     let wanted = rates::kept(spec, present, wanted);
     let present = absent::set_aside(present, &wanted, waiting);
     let prune = |name: &str| prune || off.contains(name);

@@ -284,3 +284,18 @@ pub fn attach_foreign(cgroup: &Cgroup, flags: u32) -> i32 {
         attached
     }
 }
+
+#[test]
+fn root_a_file_without_limits_is_a_file_and_takes_nothing_off_by_accident() {
+    need_root!();
+    let place = Place::new();
+    place.ok(&["limit", "add", "a", "--cgroup", place.group.path(), "--egress", "1mbit"]);
+    let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/limits.toml");
+    assert!(place.ok(&["check", shipped]).contains("well-formed, 0 limits"));
+    assert!(place.ok(&["apply", shipped]).contains("left alone"));
+    let (code, message) = place.refused(&["apply", "--prune", shipped]);
+    assert_eq!(code, 1);
+    assert!(message.contains("write `limit = []` if this host shall have no limits"), "{message}");
+    let none = place.file("none.toml", "limit = []");
+    assert!(place.ok(&["apply", "--prune", none.to_str().unwrap()]).contains("- a on"));
+}

@@ -39,7 +39,6 @@ pub fn schema() -> Value {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A spec file of Tidegate",
         "type": "object",
-        "minProperties": 1,
         "additionalProperties": false,
         "properties": {
             "limit": { "type": "array", "items": limit },

@@ -51,7 +51,10 @@ fn a_spec_reads() {
     assert_eq!((web.scope.name(), web.line), ("/system.slice/web.service", 9));
     assert!(web.options.ingress.is_none() && web.options.loopback && !web.options.pace_ceiling);
     assert_eq!(web.options.rto_min.0, 0);
-    assert_eq!(Spec::parse("x", "limit = []").unwrap().limits, []);
+    for (text, blank) in [("", true), ("# none yet\n", true), ("limit = []", false)] {
+        let spec = Spec::parse("x", text).unwrap();
+        assert_eq!((spec.limits, spec.blank), (Vec::new(), blank));
+    }
 }
 
 #[test]
@@ -246,7 +249,6 @@ fn files_that_are_none() {
     std::fs::write(&binary, [0xff, 0xfe]).unwrap();
     assert_snapshot!(read(&binary), @"DIR/binary: is not UTF-8 text; is it a spec?");
     assert_snapshot!(read(Path::new("/dev/zero")), @"/dev/zero: is larger than 4 MiB; is it a spec?");
-    assert_snapshot!(refusal(""), @"limits.toml: no `[[limit]]` in it; write at least one (an empty `limit = []` says that there shall be none)");
     assert_snapshot!(refusal("[limit]\nname = \"a\"\n"), @"limits.toml:1: limit: expected double brackets, found a table; write for example `[[limit]]`");
     assert_snapshot!(refusal("[[group]]\nname = \"a\"\n"), @r#"limits.toml:1: rate: missing; write for example `rate = "10gbit"`"#);
     assert_snapshot!(refusal("\n[[limits]]\n"), @"limits.toml:2: unknown field `limits`; did you mean `[[limit]]`?");

@@ -53,12 +53,7 @@ fn without_limit(text: &str, line: usize) -> Option<String> {
     }
     let lines = text.lines().enumerate();
     let kept = lines.map(|(n, line)| if (from..to).contains(&(n + 1)) { "" } else { line });
-    let mut kept = kept.collect::<Vec<_>>().join("\n");
-    // Of a file whose only limit is wrong the rest is nothing.
-    if !starts.iter().enumerate().any(|(n, (_, is_limit))| *is_limit && n != at) {
-        kept = format!("limit = []\n{kept}").replacen("\n\n", "\n", 1);
-    }
-    Some(kept)
+    Some(kept.collect::<Vec<_>>().join("\n"))
 }
 
 #[cfg(test)]
