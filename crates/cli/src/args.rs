@@ -262,7 +262,7 @@ Examples:
   tidegate explain 10.0.0.1:41234 10.0.0.2:5201
   tidegate explain --json [::1]:80 | jq -r .places[0].sentence
 
-A number is a process, an address with a port a flow, all else a cgroup (/7 is the cgroup `7`).")]
+A number is a process (several are looked at in turn), an address with a port a flow, all else a cgroup (/7 is the cgroup `7`).")]
     Explain(ExplainArgs),
     /// Watch all limits live
     ///
@@ -503,7 +503,7 @@ pub struct MonitorArgs {
 
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// A process id, a cgroup, or a TCP flow by one or both of its addresses
+    /// Process ids, a cgroup, or a TCP flow by one or both of its addresses
     #[arg(required = true, num_args = 1.., value_name = "PID|CGROUP|FLOW")]
     pub subject: Vec<String>,
     /// How long to watch

@@ -54,14 +54,19 @@ pub enum Subject {
 impl Subject {
     /// Digits are a process, addresses a flow, all else a cgroup. A cgroup whose name looks like one of the
     /// others is written with a slash before it.
-    #[must_use]
-    pub fn parse(text: &str) -> Subject {
+    ///
+    /// # Errors
+    /// [`ExplainError::NoPort`].
+    pub fn parse(text: &str) -> Result<Subject, ExplainError> {
         if let Ok(pid) = text.parse() {
-            return Subject::Process(pid);
+            return Ok(Subject::Process(pid));
         }
-        match Flow::parse(text) {
-            Some(flow) => Subject::Flow(flow),
-            None => Subject::Cgroup(text.to_owned()),
+        if let Some(flow) = Flow::parse(text) {
+            return Ok(Subject::Flow(flow));
+        }
+        match flow::without_port(text) {
+            Some(address) => Err(ExplainError::NoPort(address.to_owned())),
+            None => Ok(Subject::Cgroup(text.to_owned())),
         }
     }
 }
@@ -196,6 +201,9 @@ pub enum ExplainError {
     /// No such process.
     #[error("there is no process {0}; `ps -e` shows those there are")]
     NoProcess(u32),
+    /// No address of a flow.
+    #[error("`{0}` has no port; write a number up to 65535 after the colon")]
+    NoPort(String),
     /// No such connection.
     #[error(
         "no TCP connection has {0}, and nothing of it waits in a queue; `ss -tn` shows those there are (in \
@@ -482,10 +490,15 @@ mod tests {
 
     #[test]
     fn digits_are_a_process_addresses_a_flow_and_all_else_a_cgroup() {
-        assert_eq!(Subject::parse("42"), Subject::Process(42));
-        assert!(matches!(Subject::parse("[::1]:80"), Subject::Flow(_)));
+        assert_eq!(Subject::parse("42").unwrap(), Subject::Process(42));
+        assert!(matches!(Subject::parse("[::1]:80"), Ok(Subject::Flow(_))));
         for text in ["/42", "system.slice/a.service", "99999999999", "/"] {
-            assert_eq!(Subject::parse(text), Subject::Cgroup(text.to_owned()));
+            assert_eq!(Subject::parse(text).unwrap(), Subject::Cgroup(text.to_owned()));
         }
+        let error = Subject::parse("10.0.0.1:5 10.0.0.2:99999").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "`10.0.0.2:99999` has no port; write a number up to 65535 after the colon"
+        );
     }
 }

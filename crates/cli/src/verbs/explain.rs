@@ -12,6 +12,7 @@ use tidegate_host::{
     explain::{
         self, Applied, AppliedDirection, Asked, ExplainOptions, Explanation, Place, Subject,
     },
+    host::Host,
     live::Origin,
     sockets::SocketSample,
     waiting::{FlowQueue, Passing},
@@ -40,10 +41,22 @@ const COLUMNS: [Column; 9] = [
 
 pub fn run(store: &Path, args: &ExplainArgs) -> Result<ExitCode> {
     let host = super::open(store)?;
-    let subject = Subject::parse(&args.subject.join(" "));
+    // Several numbers are as many processes, as `pidof` prints them; several words of all else are one flow.
+    let pids = args.subject.iter().all(|word| word.parse::<u32>().is_ok());
+    let subjects = if pids { args.subject.clone() } else { vec![args.subject.join(" ")] };
+    for (i, subject) in subjects.iter().enumerate() {
+        if i > 0 && !args.look.json {
+            writeln!(stdout())?;
+        }
+        explain_one(&host, &Subject::parse(subject)?, args)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn explain_one(host: &Host, subject: &Subject, args: &ExplainArgs) -> Result<()> {
     let sockets = if args.all { MAX_SOCKETS } else { SHOWN };
     let options = ExplainOptions { sample: args.sample, sockets };
-    let explanation = explain::explain(&host, &subject, &options)?;
+    let explanation = explain::explain(host, subject, &options)?;
     let mut out = stdout().lock();
     if args.look.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?;
@@ -52,7 +65,7 @@ pub fn run(store: &Path, args: &ExplainArgs) -> Result<ExitCode> {
         let sample = output::time(i64::try_from(sample).unwrap_or(i64::MAX));
         show(&mut out, Paint::stdout(), &explanation, &sample)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn show(

@@ -128,6 +128,22 @@ fn root_explain_tells_the_limit_and_the_socket_of_a_process_a_cgroup_and_a_flow(
 }
 
 #[test]
+fn root_explain_tells_of_each_process_that_pidof_names() {
+    need_root!();
+    let place = Place::new();
+    let sleeps =
+        [(); 2].map(|()| Guard(place.inside(&place.group, "sleep").arg("60").spawn().unwrap()));
+    let pids = sleeps.each_ref().map(|sleep| sleep.0.id().to_string());
+    let args = ["explain", "--sample", "50ms", &pids[0], &pids[1]];
+    let text = place.ok(&args);
+    assert!(pids.iter().all(|pid| text.contains(&format!("Process {pid} ("))), "{text}");
+    let json = place.ok(&[&args[..], &["--json"]].concat());
+    let answers = serde_json::Deserializer::from_str(&json).into_iter::<Value>();
+    let asked: Vec<_> = answers.map(|answer| answer.unwrap()["asked"]["pid"].to_string()).collect();
+    assert_eq!(asked, pids);
+}
+
+#[test]
 fn root_explain_finds_the_limit_of_a_run_inside_a_pinned_one() {
     need_root!();
     let place = Place::new();

@@ -62,6 +62,14 @@ impl fmt::Display for Flow {
     }
 }
 
+/// The first address of a text with something else than a port behind its colon.
+pub(super) fn without_port(text: &str) -> Option<&str> {
+    text.split_whitespace().find(|word| {
+        word.rsplit_once(':')
+            .is_some_and(|(address, port)| ip(address).is_some() && port.parse::<u16>().is_err())
+    })
+}
+
 /// An address, with or without brackets and zone.
 fn ip(text: &str) -> Option<IpAddr> {
     let text = text.split('%').next()?;
