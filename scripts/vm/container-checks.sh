@@ -132,7 +132,7 @@ follows() {
 by_name() {
 	local code=0
 	rule web 'container = "web"' >"$rules"
-	until_true says web waiting 'there is no container `web`' && follows "$1" web web 20 || code=1
+	until_true says web waiting 'no container `web` runs' && follows "$1" web web 20 || code=1
 	gone "$1" web
 	((code == 0)) && until_true no_limits
 }
@@ -171,7 +171,7 @@ check_never() {
 		rule never 'container = "never"'
 		rule web 'container = "web"'
 	} >"$rules"
-	starts "$root" web && until_true in_force web && says never waiting 'there is no container `never`' &&
+	starts "$root" web && until_true in_force web && says never waiting 'no container `never` runs' &&
 		tidegate status --check || code=1
 	gone "$root" web
 	return "$code"

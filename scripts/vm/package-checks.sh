@@ -107,7 +107,7 @@ check_install() {
 	[ "$(readlink -f /usr/lib/cni/tidegate-cni)" = /usr/bin/tidegate ] || return 1
 	echo "# changed" >>/etc/tidegate/limits.toml
 	rule web 'unit = "web.service"' >/etc/tidegate/web.toml
-	until_true says web waiting 'there is no unit `web.service`' || return 1
+	until_true says web waiting 'no unit `web.service` runs' || return 1
 	systemctl start sink web && until_true in_force web && mark && systemctl start client && flows && held
 }
 

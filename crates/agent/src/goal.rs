@@ -293,15 +293,19 @@ impl Builder<'_> {
             }
             return self.add(file, limit, Vec::new());
         }
-        let matches = match self.matches(&limit) {
+        let (matches, is_moved) = match self.matches(&limit) {
             Ok((matches, moves)) => {
+                let is_moved = !moves.is_empty();
                 self.goal.moves.extend(moves);
-                matches
+                (matches, is_moved)
             }
             Err(reason) => return self.refuse(file, &limit, reason),
         };
         if matches.is_empty() {
-            let reason = self.missing(&limit.scope);
+            let reason = match is_moved {
+                true => format!("{} is yet to be moved into a cgroup of its own", limit.scope),
+                false => self.missing(&limit.scope),
+            };
             return self.waits(file, limit, reason);
         }
         if !limit.follow.each {
@@ -320,7 +324,7 @@ impl Builder<'_> {
 
     /// Why a limit waits that matches nothing.
     fn missing(&self, scope: &Scope) -> String {
-        let missing = format!("there is no {scope}");
+        let missing = absent::nothing_on(scope);
         if !matches!(scope, Scope::Select(selector) if selector.kind == SelectorKind::Pod) {
             // As where systemd has version 1 alone.
             return match self.world.cgroups.keys().all(String::is_empty) {

@@ -74,7 +74,7 @@ pub struct LimitReport {
 }
 
 impl LimitReport {
-    /// Its state, and why: `waiting: there is no unit web.service`.
+    /// Its state, and why: `waiting: no unit `web.service` runs`.
     #[must_use]
     pub fn words(&self) -> String {
         let reason = self.reason.iter().map(|reason| format!(": {reason}"));

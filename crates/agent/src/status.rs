@@ -199,8 +199,13 @@ impl HostStatus {
             let kept = agent.and_then(|agent| agent.limit(name));
             kept.map_or(otherwise, |limit| limit.required)
         };
+        let is_refused = |name: &str| {
+            let kept = keeps.and_then(|agent| agent.limit(name));
+            kept.is_some_and(|limit| limit.state == LimitState::Refused)
+        };
         let (mut waiting, mut required) = (Vec::new(), Vec::new());
-        for Waiting { name, scope, required: is_required } in &self.waiting {
+        let waits = self.waiting.iter().filter(|waits| !is_refused(&waits.name));
+        for Waiting { name, scope, required: is_required } in waits {
             let missing = || absent::missing(scope);
             let line = match keeps.and_then(|agent| agent.limit(name)) {
                 Some(LimitReport { reason, .. }) => {
@@ -211,7 +216,7 @@ impl HostStatus {
                     format!("limit `{name}` waits: {}, and puts it on", missing())
                 }
                 None => format!(
-                    "limit `{name}` waits: {}; `tidegate apply FILE` puts it on when there is",
+                    "limit `{name}` waits: {}; `tidegate apply FILE` puts it on once it can",
                     missing()
                 ),
             };
@@ -219,8 +224,9 @@ impl HostStatus {
         }
         for LimitStatus { name, scope, state, outside, .. } in &self.limits {
             let line = match state {
+                State::NoMembers if is_refused(name) => continue,
                 State::NoMembers if outside.is_empty() => {
-                    format!("limit `{name}` waits: there is no {scope}")
+                    format!("limit `{name}` waits: {}", absent::nothing_on(scope))
                 }
                 State::ScopeGone if !is_required(name, true) => {
                     format!("limit `{name}` waits: {scope} is gone")

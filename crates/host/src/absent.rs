@@ -57,6 +57,19 @@ pub fn missing(scope: &Scope) -> String {
         scope if is_for_the_agent(scope) => {
             "only `tidegate agent` knows which containers are here".to_owned()
         }
+        scope => nothing_on(scope),
+    }
+}
+
+/// That a scope matches nothing. A user that is not logged in exists, as a unit that is stopped does.
+#[must_use]
+pub fn nothing_on(scope: &Scope) -> String {
+    use SelectorKind::{Container, Exe, Labels, Slice, Unit, User};
+    match scope {
+        Scope::Select(Selector { kind: User, .. }) => format!("nobody is logged in as {scope}"),
+        Scope::Select(Selector { kind: Unit | Slice | Container | Labels | Exe, .. }) => {
+            format!("no {scope} runs")
+        }
         scope => format!("there is no {scope}"),
     }
 }
@@ -138,6 +151,14 @@ mod tests {
 
     fn waits(name: &str) -> Waits {
         Waits { name: name.to_owned(), scope: Scope::Cgroup("none".to_owned()), parent: None }
+    }
+
+    #[test]
+    fn what_waits_says_what_is_true() {
+        let said = |kind, name| nothing_on(&crate::spec::scope_of(kind, name).unwrap());
+        assert_eq!(said("user", "root"), "nobody is logged in as user `root`");
+        assert_eq!(said("unit", "a.service"), "no unit `a.service` runs");
+        assert_eq!(said("cgroup", "a/*"), "there is no cgroup `a/*`");
     }
 
     #[test]

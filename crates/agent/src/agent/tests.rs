@@ -404,7 +404,7 @@ fn a_limit_that_waits_for_a_container_names_the_engine_that_is_away() {
     bed.make("a.service", 1);
     bed.write("[[limit]]\nname = \"w\"\nscope = { container = \"web\" }\negress = \"1mbit\"\n");
     let reason = |bed: &Bed| bed.report.limits[0].reason.clone().unwrap();
-    let none = "there is no container `web`";
+    let none = "no container `web` runs";
     assert_eq!(reason(&bed), format!("{none}; no engine of containers has been found"));
     let says = |line| Event::Engine { socket: "/run/x.sock".to_owned(), line };
     bed.handle(says(Line::Away("refused".to_owned())));

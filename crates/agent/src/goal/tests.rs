@@ -49,7 +49,7 @@ fn one_that_waits_takes_those_inside_it_along() {
     assert_eq!(
         states(&goal),
         [
-            "a waiting: there is no unit `a.service`",
+            "a waiting: no unit `a.service` runs",
             "b waiting: its parent `a` waits or is refused",
             "c waiting: its parent `b` waits or is refused",
             "d in force",
@@ -77,7 +77,7 @@ fn a_device_that_is_not_there_is_waited_for() {
 fn what_waits_where_services_have_no_cgroups_says_so() {
     let text = limit("a", "unit = \"a.service\"", RATE);
     let goal = goal(&files(&[&text]), &world(&[""]), &now());
-    let reason = "there is no unit `a.service`; no service has a cgroup of version 2 here: see \
+    let reason = "no unit `a.service` runs; no service has a cgroup of version 2 here: see \
                   `tidegate doctor`";
     assert_eq!(states(&goal), [format!("a waiting: {reason}")]);
 }
@@ -349,6 +349,10 @@ fn programs_are_moved_next_to_where_they_are_and_stay_there() {
     let moves: Vec<_> = goal.moves.iter().map(|m| (m.pid, m.into.as_str())).collect();
     assert_eq!(moves, [(1, "s/tidegate.a"), (3, "tidegate.a")]);
     assert_eq!(goal.limits[0].cgroups[0].0, "s/tidegate.a");
+    let (before, files) =
+        (World { cgroups: super::World::default().cgroups, ..world }, files(&[&text]));
+    let reason = "program `/bin/x` is yet to be moved into a cgroup of its own";
+    assert_eq!(states(&super::goal(&files, &before, &now())), [format!("a waiting: {reason}")]);
 }
 
 #[test]

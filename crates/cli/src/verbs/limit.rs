@@ -147,7 +147,10 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
             writeln!(stdout(), "limit `{name}` is in {file}, and is {state}")?;
             return Ok(ExitCode::SUCCESS);
         }
-        Err(why) => return Err(UsageError(why).into()),
+        Err(why) => {
+            let then = "; with --persist the agent puts the limit on as soon as it can";
+            return Err(UsageError(why + then).into());
+        }
     };
     locked(&host, |host| {
         host.reserve_journal()?;
@@ -227,7 +230,7 @@ fn set(store: &Path, run_dir: &Path, file: &Path, args: &SetArgs) -> Result<Exit
         let found = host.host().find(name)?;
         let limit = found.as_ref().map(present);
         let Some(limit) = limit.filter(|is| edit.is_none() || !is.state.is_gone()) else {
-            let Some(edit) = &edit else { return Err(verbs::missing(host.host(), name)) };
+            let Some(edit) = &edit else { return Err(not_in_force(host.host(), name)) };
             let written = persisted(Some(edit), file, "changed in")?;
             let agent = AgentStatus::find(run_dir).filter(|agent| agent.keeps(file));
             let words = agent.as_ref().and_then(|agent| agent.limit(name)).map(LimitReport::words);
@@ -277,6 +280,16 @@ fn set(store: &Path, run_dir: &Path, file: &Path, args: &SetArgs) -> Result<Exit
         let written = persisted(edit.as_ref(), file, "changed in")?;
         Ok(format!("limit `{name}` changed: {}{written}{row}", changes.join(", ")))
     })
+}
+
+/// A limit that is not on this host: it waits, or there is none of this name.
+fn not_in_force(host: &Host, name: &str) -> anyhow::Error {
+    let waiting = host.store().waiting();
+    let Some(waits) = waiting.iter().find(|waits| waits.name == name) else {
+        return verbs::missing(host, name);
+    };
+    let why = absent::missing(&waits.scope);
+    UsageError(format!("limit `{name}` waits: {why}; change it in its file, and apply that")).into()
 }
 
 /// A limit inside one that cannot be read is not changed, and says which one that is.

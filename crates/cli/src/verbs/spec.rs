@@ -85,11 +85,10 @@ pub fn plan(store: &Path, run_dir: &Path, args: &PlanAtArgs) -> Result<ExitCode>
     let at = at.map_or_else(|| Ok(Zoned::now()), |at| at.to_zoned(TimeZone::system()))?;
     let host = verbs::open(store)?;
     let present = host.present()?;
-    let resolved = resolved(spec, &host, &at)?;
-    let (wanted, waiting) = resolved.wanted(&host, &present)?;
-    let Resolved { spec, goal } = resolved;
-    let plan = planned(&spec, &present, &wanted, (&waiting, &goal.off), args.prune)?;
-    print(&spec, run_dir, &plan, (&waiting, &goal.reports), args, false)?;
+    let now = resolved(spec.clone(), &host, &at)?;
+    let (wanted, waiting) = now.wanted(&host, &present)?;
+    let plan = planned(&now.spec, &present, &wanted, (&waiting, &now.goal.off), args.prune)?;
+    print(&spec, run_dir, &plan, (&waiting, &now.goal.reports), args, false)?;
     Ok(if plan.actions.is_empty() { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
 
@@ -97,24 +96,23 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
     let ApplyArgs { plan: args, force } = args;
     let spec = Spec::read(&args.file)?;
     let host = verbs::open(store)?;
-    let resolved = resolved(spec.clone(), &host, &Zoned::now())?;
-    let (wanted, waiting) = resolved.wanted(&host, &host.present()?)?;
-    let (all, Resolved { spec, goal }) = (spec, resolved);
+    let now = resolved(spec.clone(), &host, &Zoned::now())?;
+    let (wanted, waiting) = now.wanted(&host, &host.present()?)?;
     let mut host = host.lock()?;
     host.force(*force);
     let present = host.host().present().map_err(anyhow::Error::from);
     let plan = present
-        .and_then(|present| planned(&spec, &present, &wanted, (&waiting, &goal.off), args.prune));
+        .and_then(|is| planned(&now.spec, &is, &wanted, (&waiting, &now.goal.off), args.prune));
     let done = plan.and_then(|plan| {
         if !plan.actions.is_empty() {
             host.reserve_journal()?;
         }
         apply::apply(&mut host, &plan.actions)?;
-        host.note_waiting(&all, &waiting, args.prune)?;
+        host.note_waiting(&spec, &waiting, args.prune)?;
         Ok(plan)
     });
     verbs::close(host);
-    print(&spec, run_dir, &done?, (&waiting, &goal.reports), args, true)?;
+    print(&spec, run_dir, &done?, (&waiting, &now.goal.reports), args, true)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -202,7 +200,7 @@ fn print(
             name: &w.name,
             scope: ScopeJson(&w.scope),
             parent: w.parent.as_deref(),
-            reason: why(w),
+            reason: why(spec, w),
         });
         let waiting = waiting.collect();
         let schedules = reports.iter().filter(|report| report.schedule_words().is_some());
@@ -274,11 +272,11 @@ fn print_text(
         }
     }
     for waits in waiting {
-        let then = match is_for_the_agent(&waits.scope) {
+        let then = match is_for_the_agent(&waits.scope) || is_moved(spec, waits) {
             true => ", and puts it on".to_owned(),
-            false => format!("; `tidegate apply {}` puts it on when there is", spec.file),
+            false => format!("; `tidegate apply {}` puts it on once it can", spec.file),
         };
-        let line = format!("! {} waits: {}{then}", waits.name, why(waits));
+        let line = format!("! {} waits: {}{then}", waits.name, why(spec, waits));
         writeln!(out, "{}", paint.yellow(&line))?;
     }
     for report in reports {
@@ -313,9 +311,16 @@ fn print_text(
     }
 }
 
+/// Whether the processes of a limit are to be moved.
+fn is_moved(spec: &Spec, waits: &Waits) -> bool {
+    waits.parent.is_none()
+        && spec.limits.iter().any(|limit| limit.name == waits.name && limit.follow.moves)
+}
+
 /// Why a limit waits.
-fn why(waits: &Waits) -> String {
+fn why(spec: &Spec, waits: &Waits) -> String {
     match &waits.parent {
+        None if is_moved(spec, waits) => "only `tidegate agent` moves processes".to_owned(),
         None => absent::missing(&waits.scope),
         Some(parent) => format!("its parent `{parent}` waits"),
     }

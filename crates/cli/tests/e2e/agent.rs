@@ -173,7 +173,7 @@ fn root_agent_follows_a_unit_that_is_removed_and_made_again() {
     bed.write("a.toml", &limit("web", &format!("unit = \"{unit}\""), required));
     let mut agent = bed.start();
     let reason = bed.wait_said("web", "waiting");
-    assert_eq!(reason, format!("there is no unit `{unit}`"));
+    assert_eq!(reason, format!("no unit `{unit}` runs"));
     assert_eq!(bed.check(), Some(3), "it is required");
     for _ in 0..3 {
         let cgroup = slice.make(&unit);
@@ -259,7 +259,7 @@ fn root_agent_one_wrong_limit_keeps_none_of_the_others_away() {
     wait_for("the limit of the slice", || (Objects::on(&slice.group).links() == 5).then_some(()));
     assert_eq!(
         bed.wait_said("never", "waiting"),
-        "there is no container `never`; no engine of containers has been found"
+        "no container `never` runs; no engine of containers has been found"
     );
     let twice = bed.wait_said(&format!("twice-{u}-a_service"), "refused");
     let expected = format!("limits `a` and `twice-{u}-a_service` both match cgroup `{}`", a.path());
@@ -441,7 +441,7 @@ fn root_limit_verbs_know_what_the_agent_keeps() {
     let unit = format!("{}-a.service", slice.unique);
     let add = ["limit", "add", "a", "--unit", &unit, "--egress", "9mbit"];
     let (code, message) = place.refused(&add);
-    assert!(code == 1 && message.contains(&format!("there is no unit `{unit}`")), "{message}");
+    assert!(code == 1 && message.contains(&format!("no unit `{unit}` runs")), "{message}");
     // Without an agent it is only written.
     let persist = [&add[..], &["--persist"]].concat();
     let said = tidegate(&persist);
@@ -452,19 +452,16 @@ fn root_limit_verbs_know_what_the_agent_keeps() {
     let _agent = bed.start();
     bed.wait_said("a", "waiting");
     let shown = tidegate(&["limit", "show", "a"]);
-    assert!(
-        shown.contains(&format!("unit {unit}")) && shown.contains("waits: there is"),
-        "{shown}"
-    );
+    assert!(shown.contains(&format!("unit {unit}")) && shown.contains("waits: no unit"), "{shown}");
     let said = tidegate(&["limit", "set", "a", "--egress", "8mbit"]);
-    assert!(said.contains(&format!("waiting: there is no unit `{unit}`; changed in")), "{said}");
+    assert!(said.contains(&format!("waiting: no unit `{unit}` runs; changed in")), "{said}");
     let a = slice.make(&unit);
     whole(&a);
     wait_for("the rate", || (bed.rate("a") == Some(8_000_000)).then_some(()));
     // The agent has seen what is added now.
     let said =
         tidegate(&["limit", "add", "c", "--container", "web", "--egress", "1mbit", "--persist"]);
-    assert!(said.contains("waiting: there is no container `web`"), "{said}");
+    assert!(said.contains("waiting: no container `web` runs"), "{said}");
     assert!(tidegate(&["limit", "del", "c"]).contains("taken out of"));
     // A row holds all day: the rate of other times is changed in the file alone.
     let row = "schedule = [{ egress = \"3mbit\" }]\n";
@@ -510,7 +507,10 @@ fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
     };
     let exe = format!("exe = \"{}\"", program.display());
     bed.write("a.toml", &limit("prog", &exe, "egress = \"10mbit\""));
-    let (mut one, _other) = (spawn(&program), spawn(Path::new("/bin/sleep")));
+    let agent = bed.start();
+    let reason = bed.wait_said("prog", "waiting");
+    assert_eq!(reason, format!("no program `{}` runs", program.display()));
+    let (_other, mut one) = (spawn(Path::new("/bin/sleep")), spawn(&program));
     // The agent keeps to the cgroups below one. Outside of it another program is beside the process, too.
     let elsewhere = Place::new();
     let mut outside = elsewhere.inside(&elsewhere.group, program.to_str().unwrap());
@@ -518,8 +518,9 @@ fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
     wait_for("the program", || {
         (fs::read_link(format!("/proc/{}/exe", one.0.id())).ok()? == program).then_some(())
     });
-    let agent = bed.start();
     let reason = bed.wait_said("prog", "refused");
+    let status = place.ok(&["status"]);
+    assert!(status.contains("NOT ENFORCED") && !status.contains("waits"), "{status}");
     assert!(reason.contains("together with") && reason.contains("write move = true"), "{reason}");
     bed.write("a.toml", &limit("prog", &exe, "egress = \"10mbit\"\nmove = true"));
     bed.wait_said("prog", "in_force");
@@ -561,6 +562,8 @@ fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
     place.ok(&["detach"]);
     assert!(!own.absolute().exists(), "its cgroup is left");
     assert!(place.group.processes().unwrap().contains(&again.0.id()));
+    let said = place.ok(&["apply", bed.dir.join("a.toml").to_str().unwrap()]);
+    assert!(said.contains("only `tidegate agent` moves processes, and puts it on"), "{said}");
 }
 
 #[test]

@@ -97,6 +97,12 @@ fn root_a_limit_without_a_cgroup_waits_and_the_others_are_put_on() {
     assert!(said.contains(&line) && said.contains("Done: 1 added"), "{said}");
     assert!(Objects::on(&place.group).is_whole());
     assert_eq!(states(), ["a in_force", "b waiting"]);
+    let (refused, message) = place.refused(&["limit", "set", "b", "--egress", "2mbit"]);
+    assert_eq!(refused, 1);
+    assert!(
+        message.contains("limit `b` waits: there is no") && message.contains("in its file"),
+        "{message}"
+    );
     let table = place.ok(&["status"]);
     let row = format!("{service}  waiting");
     assert!(table.contains(&row) && table.contains("limit `b` waits: there is no"), "{table}");

@@ -284,7 +284,7 @@ fn root_limit_add_takes_a_unit_and_finds_it_again() {
     assert!(place.ok(&add).contains("nothing changed"));
     slice.remove(&first);
     let shown = place.ok(&["limit", "show", "a"]);
-    assert!(shown.contains(&format!("limit `a` waits: there is no unit `{unit}`")), "{shown}");
+    assert!(shown.contains(&format!("limit `a` waits: no unit `{unit}` runs")), "{shown}");
     let second = slice.make(&unit);
     place.ok(&add);
     assert!(Objects::on(&second).is_whole());

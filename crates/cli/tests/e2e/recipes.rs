@@ -115,7 +115,7 @@ fn root_recipe_image_pulls_are_held_and_containers_are_not() {
         ],
     );
     let done = apply(&scene.place, &text);
-    assert_eq!(done.matches(" waits: there is no unit").count(), 3, "{done}");
+    assert_eq!(done.matches(" waits: no unit").count(), 3, "{done}");
     let container = slice.make(&format!("{u}-docker-0123.scope"));
     let engines = [
         ("pulls-containerd", slice.make(&containerd)),
@@ -193,7 +193,7 @@ fn root_recipe_a_backup_takes_what_is_left_at_night() {
         text(&output)
     };
     let done = apply_at(2);
-    assert!(done.contains("backup waits: there is no unit"), "{done}");
+    assert!(done.contains("backup waits: no unit"), "{done}");
     let [backup, web] = [&unit[..], "web.service"].map(|name| slice.make(name));
     let done = apply_at(2);
     assert!(done.contains("inside uplink, weight 1"), "{done}");

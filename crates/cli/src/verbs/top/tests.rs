@@ -270,9 +270,7 @@ fn limits_that_are_not_on_are_below_the_others() {
     assert!(screen(&model, 100, 24).contains("schedule mon 08:00-18:00 until 2026-03-02T18:00"));
     model.look(Vec::new(), 200 * SECOND);
     model.kept(vec![waits("job")], None);
-    assert!(
-        screen(&model, 100, 14).contains("job            waiting: there is no unit `job.service`")
-    );
+    assert!(screen(&model, 100, 14).contains("job            waiting: no unit `job.service` runs"));
 }
 
 #[test]

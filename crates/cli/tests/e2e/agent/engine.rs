@@ -174,7 +174,7 @@ fn root_agent_limits_containers_by_name_and_by_their_labels() {
     bed.write("a.toml", &text);
     let mut agent = bed.start();
     let reason = bed.wait_said("web", "waiting");
-    assert_eq!(reason, "there is no container `web`; no engine of containers has been found");
+    assert_eq!(reason, "no container `web` runs; no engine of containers has been found");
     let engine = Engine::start(socket.clone());
     let (web, db) = (id('c'), id('d'));
     engine.add(&web, "web", &json!({}));
