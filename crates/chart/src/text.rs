@@ -36,29 +36,55 @@ impl Paint {
     }
 
     fn code(self, code: &str, text: &str) -> String {
-        if self.on { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+        if self.on { format!("{code}{text}{PLAIN}") } else { text.to_owned() }
     }
 
     pub fn bold(self, text: &str) -> String {
-        self.code("1", text)
+        self.code(BOLD, text)
     }
 
     pub fn dim(self, text: &str) -> String {
-        self.code("2", text)
+        self.code(DIM, text)
     }
 
     pub fn red(self, text: &str) -> String {
-        self.code("1;31", text)
+        self.code(RED, text)
     }
 
     pub fn green(self, text: &str) -> String {
-        self.code("32", text)
+        self.code(GREEN, text)
     }
 
     pub fn yellow(self, text: &str) -> String {
-        self.code("33", text)
+        self.code(YELLOW, text)
+    }
+
+    /// A text without control characters but for the ends of lines, tabs and these colours, each as `?`.
+    pub fn harmless(self, text: &str) -> String {
+        let (mut harmless, mut rest) = (String::with_capacity(text.len()), text);
+        while let Some(at) = rest.find(is_harmful) {
+            let (before, from) = rest.split_at(at);
+            let code = CODES.into_iter().find(|code| self.on && from.starts_with(code));
+            let shown = code.unwrap_or("?");
+            harmless.extend([before, shown]);
+            let control = from.chars().next().map_or(0, char::len_utf8);
+            rest = &from[code.map_or(control, str::len)..];
+        }
+        harmless + rest
     }
 }
+
+fn is_harmful(c: char) -> bool {
+    c.is_control() && c != '\n' && c != '\t'
+}
+
+const PLAIN: &str = "\x1b[0m";
+const BOLD: &str = "\x1b[1m";
+const DIM: &str = "\x1b[2m";
+const RED: &str = "\x1b[1;31m";
+const GREEN: &str = "\x1b[32m";
+const YELLOW: &str = "\x1b[33m";
+const CODES: [&str; 6] = [PLAIN, BOLD, DIM, RED, GREEN, YELLOW];
 
 /// How a column is aligned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +127,14 @@ mod tests {
         assert!(!Paint::for_terminal(false).is_coloured());
         assert_eq!(Paint::plain().yellow("x"), "x");
         assert_eq!(Paint::coloured().yellow("x"), "\x1b[33mx\x1b[0m");
+    }
+
+    #[test]
+    fn control_characters_are_no_orders_to_a_terminal() {
+        let text = format!("{}\x1b]0;title\x07\u{9b}31m\r\tµ\n", Paint::coloured().red("\x1b[2J"));
+        let coloured = "\x1b[1;31m?[2J\x1b[0m?]0;title??31m?\tµ\n";
+        assert_eq!(Paint::coloured().harmless(&text), coloured);
+        assert_eq!(Paint::plain().harmless(&text), coloured.replace('\x1b', "?"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What people read: aligned tables, figures in units, colour on a terminal.
 
 use std::{
-    io::{self, Write},
+    io::{self, StdoutLock, Write},
     iter,
 };
 
@@ -16,6 +16,34 @@ use tidegate_host::{
     tree::tree,
 };
 use tidegate_sys::{limit::LimitOptions, xdp::XdpMode};
+
+/// Standard output. Names of processes and cgroups are what users make of them: nothing in them is an order
+/// to the terminal.
+pub struct Stdout {
+    paint: Paint,
+    out: StdoutLock<'static>,
+}
+
+pub fn stdout() -> Stdout {
+    Stdout { paint: Paint::stdout(), out: io::stdout().lock() }
+}
+
+impl Write for Stdout {
+    /// Takes whole texts, as `write!` hands them over.
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.out.write_all(self.paint.harmless(&String::from_utf8_lossy(text)).as_bytes())?;
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// In one line, whatever is in it.
+pub fn in_line(text: &str) -> String {
+    Paint::plain().harmless(text).replace(['\n', '\t'], "?")
+}
 
 /// A column: its head and its alignment.
 pub type Column = (&'static str, Align);

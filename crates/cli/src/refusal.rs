@@ -19,6 +19,8 @@ use tidegate_sys::{
     process::SpawnError, store::StoreError,
 };
 
+use crate::output::Paint;
+
 /// Usage or spec error.
 pub const USAGE: u8 = 1;
 /// The kernel refused.
@@ -66,7 +68,7 @@ pub fn report(error: &Error) -> ExitCode {
 
 /// A line on standard error, whether or not somebody reads it.
 pub fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", Paint::plain().harmless(text));
 }
 
 /// Something went wrong that keeps nobody from going on.

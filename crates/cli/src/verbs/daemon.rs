@@ -1,7 +1,7 @@
 //! `tidegate daemon`, and what other verbs say of its groups.
 
 use std::{
-    io::{self, Write, stdout},
+    io::{self, Write},
     path::Path,
     process::ExitCode,
 };
@@ -36,7 +36,7 @@ const COLUMNS: [Column; 8] = [
 
 pub fn run(store: &Path, args: &DaemonArgs) -> Result<ExitCode> {
     if let Some(id) = args.new_key {
-        writeln!(stdout().lock(), "{}", KeyRing::generate(id)?)?;
+        writeln!(output::stdout(), "{}", KeyRing::generate(id)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     // clap lets none through without one.

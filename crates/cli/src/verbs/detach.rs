@@ -1,10 +1,6 @@
 //! `tidegate detach`: all limits off, the host as it was.
 
-use std::{
-    io::{Write, stdout},
-    path::Path,
-    process::ExitCode,
-};
+use std::{io::Write, path::Path, process::ExitCode};
 
 use anyhow::Result;
 use tidegate_agent::run::{give_back_from, moved_for};
@@ -12,7 +8,7 @@ use tidegate_core::class::MAX_DEPTH;
 use tidegate_host::{apply::Backend, nic::state::RunDir, run::sweep};
 use tidegate_sys::{congestion, store::StoreError};
 
-use crate::{args::DetachArgs, refusal::say, verbs};
+use crate::{args::DetachArgs, output, refusal::say, verbs};
 
 pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> {
     let host = verbs::open(store)?;
@@ -20,7 +16,7 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
     let waiting = host.store().waiting();
     // Limits whose cgroups nobody can tell come off, too.
     let present = host.present().unwrap_or_default();
-    let mut out = stdout().lock();
+    let mut out = output::stdout();
     for nic in RunDir::at(run_dir).running() {
         let name = nic["name"].as_str().unwrap_or_default();
         writeln!(out, "nic `{name}` runs (process {0}); `kill {0}` ends it", nic["pid"])?;

@@ -1,10 +1,6 @@
 //! `tidegate doctor`: what this host can do for limits, and what to do.
 
-use std::{
-    io::{Write, stdout},
-    path::Path,
-    process::ExitCode,
-};
+use std::{io::Write, path::Path, process::ExitCode};
 
 use anyhow::Result;
 use tidegate_agent::{agent::AWAY, report::GateState, status::AgentStatus};
@@ -15,7 +11,12 @@ use tidegate_host::{
 };
 use tidegate_sys::survey::Survey;
 
-use crate::{args::LookArgs, output::Paint, refusal::REFUSED, verbs::status};
+use crate::{
+    args::LookArgs,
+    output::{self, Paint},
+    refusal::REFUSED,
+    verbs::status,
+};
 
 /// The file of the agent that comes with packages.
 const LIMITS_FILE: &str = "/etc/tidegate/limits.toml";
@@ -36,7 +37,7 @@ pub fn run(store: &Path, run_dir: &Path, socket: &Path, look: LookArgs) -> Resul
     let services = vec![agent, daemon];
     let seen = Seen { survey: Survey::take(), limits: status::seen(store, run_dir), services };
     let report = judge(&seen);
-    let mut out = stdout().lock();
+    let mut out = output::stdout();
     if look.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
     } else {

@@ -1,7 +1,7 @@
 //! `tidegate explain`: what holds a process, a cgroup or a flow back.
 
 use std::{
-    io::{self, Write, stdout},
+    io::{self, Write},
     path::Path,
     process::ExitCode,
 };
@@ -46,7 +46,7 @@ pub fn run(store: &Path, args: &ExplainArgs) -> Result<ExitCode> {
     let subjects = if pids { args.subject.clone() } else { vec![args.subject.join(" ")] };
     for (i, subject) in subjects.iter().enumerate() {
         if i > 0 && !args.look.json {
-            writeln!(stdout())?;
+            writeln!(output::stdout())?;
         }
         explain_one(&host, &Subject::parse(subject)?, args)?;
     }
@@ -57,7 +57,7 @@ fn explain_one(host: &Host, subject: &Subject, args: &ExplainArgs) -> Result<()>
     let sockets = if args.all { MAX_SOCKETS } else { SHOWN };
     let options = ExplainOptions { sample: args.sample, sockets };
     let explanation = explain::explain(host, subject, &options)?;
-    let mut out = stdout().lock();
+    let mut out = output::stdout();
     if args.look.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&explanation)?)?;
     } else {
@@ -90,7 +90,7 @@ fn show(
             Asked::Cgroup { .. } => "Cgroup".to_owned(),
             Asked::Flow { flow } => format!("Flow {flow} in cgroup"),
         };
-        let head = format!("{asked} {path}, watched for {sample}");
+        let head = format!("{} {path}, watched for {sample}", output::in_line(&asked));
         writeln!(out, "{}\n", paint.bold(&head))?;
         for limit in &place.limits {
             show_limit(out, paint, limit, sample)?;
@@ -266,7 +266,7 @@ fn show_sockets(out: &mut impl Write, paint: Paint, place: &Place) -> io::Result
 
 fn row(socket: &SocketSample, several: bool) -> Vec<String> {
     let process = match (socket.pid, &socket.comm) {
-        (Some(pid), Some(comm)) => format!("{comm} ({pid})"),
+        (Some(pid), Some(comm)) => format!("{} ({pid})", output::in_line(comm)),
         _ => "-".to_owned(),
     };
     let mark = if several && socket.asked { "> " } else { "" };

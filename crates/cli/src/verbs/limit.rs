@@ -1,7 +1,7 @@
 //! `tidegate limit add|set|del|show`: one limit by hand.
 
 use std::{
-    io::{Write, stdout},
+    io::Write,
     path::Path,
     process::ExitCode,
     time::{Duration, Instant},
@@ -61,7 +61,7 @@ fn locked(host: &Host, work: impl FnOnce(&mut LockedHost) -> Result<String>) -> 
     let mut host = host.lock()?;
     let done = work(&mut host);
     verbs::close(host);
-    writeln!(stdout(), "{}", done?)?;
+    writeln!(output::stdout(), "{}", done?)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -144,7 +144,7 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
                 format!("waiting: {why}; it needs the agent: systemctl enable --now tidegate-agent")
             });
             let file = file.display();
-            writeln!(stdout(), "limit `{name}` is in {file}, and is {state}")?;
+            writeln!(output::stdout(), "limit `{name}` is in {file}, and is {state}")?;
             return Ok(ExitCode::SUCCESS);
         }
         Err(why) => {

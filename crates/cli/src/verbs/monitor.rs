@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::{self, Write, stdout},
+    io::{self, Write},
     path::Path,
     process::ExitCode,
     thread,
@@ -63,7 +63,7 @@ pub fn run(store: &Path, args: &MonitorArgs) -> Result<ExitCode> {
             LimitSample::between(earlier.limits.get(name), limit, interval_ns, unix_ns)
         });
         let samples: Vec<_> = samples.collect();
-        let mut out = stdout().lock();
+        let mut out = output::stdout();
         if args.json {
             for sample in &samples {
                 writeln!(out, "{}", serde_json::to_string(sample)?)?;

@@ -114,7 +114,7 @@ fn limits(spec: &NicSpec) -> String {
 }
 
 fn show(sample: &NicSample, json: bool, lines: &mut usize) -> Result<()> {
-    let mut out = stdout().lock();
+    let mut out = output::stdout();
     if json {
         writeln!(out, "{}", serde_json::to_string(sample)?)?;
     } else {

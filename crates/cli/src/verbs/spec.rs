@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    io::{self, Write, stdout},
+    io::{self, Write},
     path::Path,
     process::ExitCode,
 };
@@ -15,6 +15,7 @@ use tidegate_agent::{
     goal::{self, Files, Goal},
     report::{LimitReport, LimitState},
     scan,
+    status::AgentStatus,
 };
 use tidegate_core::{Rate, Scope, selector::SelectorKind};
 use tidegate_fleet::rates;
@@ -45,7 +46,7 @@ use crate::{
 
 pub fn check(args: &CheckArgs) -> Result<ExitCode> {
     let spec = Spec::read(&args.file)?;
-    let mut out = stdout().lock();
+    let mut out = output::stdout();
     if args.look.json {
         let limits = spec.limits.iter().map(|limit| CheckedLimit {
             name: &limit.name,
@@ -182,8 +183,9 @@ fn print(
     args: &PlanArgs,
     applied: bool,
 ) -> Result<()> {
-    let mut out = stdout().lock();
+    let mut out = output::stdout();
     let groups = Groups::look(spec, applied);
+    let is_followed = AgentStatus::find(run_dir).is_some_and(|agent| agent.keeps(&args.file));
     let run_dir = RunDir::at(run_dir);
     let nics: Vec<_> = spec.nics.iter().map(|nic| (nic, run_dir.find(&nic.name))).collect();
     if args.look.json {
@@ -217,6 +219,11 @@ fn print(
         writeln!(out, "{}", serde_json::to_string_pretty(&plan)?)?;
     } else {
         print_text(&mut out, spec, plan, (waiting, reports), applied)?;
+        if !is_followed && reports.iter().any(|report| report.next_change.is_some()) {
+            let line = "! nobody follows these schedules: apply the file again at each change, or have `tidegate \
+                        agent` keep it";
+            writeln!(out, "{}", Paint::stdout().yellow(line))?;
+        }
         for (nic, runs) in &nics {
             writeln!(out, "{}", of_nic(spec, nic, runs.as_ref()))?;
         }

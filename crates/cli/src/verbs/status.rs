@@ -1,10 +1,6 @@
 //! `tidegate status` and `tidegate limit show`.
 
-use std::{
-    io::{Write, stdout},
-    path::Path,
-    process::ExitCode,
-};
+use std::{io::Write, path::Path, process::ExitCode};
 
 use anyhow::Result;
 use serde_json::Value;
@@ -107,7 +103,7 @@ fn show(
         }
     }
     let HostStatus { limits, waiting, nics, fleet, agent } = &status;
-    let mut out = stdout().lock();
+    let mut out = output::stdout();
     if json {
         let text = match name {
             Some(_) => serde_json::to_string_pretty(&status.first())?,

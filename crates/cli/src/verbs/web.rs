@@ -1,11 +1,6 @@
 //! `tidegate web`, its server, and `tidegate history`, which asks that.
 
-use std::{
-    collections::BTreeMap,
-    io::{Write, stdout},
-    path::Path,
-    process::ExitCode,
-};
+use std::{collections::BTreeMap, io::Write, path::Path, process::ExitCode};
 
 use anyhow::{Context, Result};
 use hyper::Method;
@@ -76,7 +71,7 @@ pub fn history(run_dir: &Path, args: &HistoryArgs) -> Result<ExitCode> {
         let what = "`tidegate web` does not run, which keeps the history";
         return Err(UsageError(format!("{what}; {start}")).into());
     };
-    let mut out = stdout().lock();
+    let mut out = output::stdout();
     if args.look.json {
         out.write_all(&body)?;
         writeln!(out)?;

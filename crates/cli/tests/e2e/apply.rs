@@ -185,6 +185,7 @@ fn root_plan_and_apply_say_what_a_schedule_has_off() {
     let on = place.file("on.toml", &text("mon-sun"));
     let done = place.ok(&["apply", on.to_str().unwrap()]);
     assert!(done.contains("  p: schedule daily 00:00-24:00\n"), "{done}");
+    assert!(!done.contains("nobody"), "it never changes: {done}");
     assert!(Objects::on(&each).is_whole() && Objects::on(&plain).is_whole());
     let off = text(&day.strftime("%a").to_string().to_lowercase());
     let off = place.file("off.toml", &off);
@@ -205,6 +206,8 @@ fn root_plan_and_apply_say_what_a_schedule_has_off() {
     ] {
         assert!(planned.contains(words), "{words}: {planned}");
     }
+    let nobody = "! nobody follows these schedules: apply the file again at each change, or have `tidegate agent`";
+    assert!(planned.contains(nobody), "{planned}");
     let json: serde_json::Value = serde_json::from_str(&plan(&["--json"])).unwrap();
     let off_of = |name: &str| {
         let mut all = json["schedules"].as_array().unwrap().iter();

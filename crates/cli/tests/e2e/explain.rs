@@ -3,7 +3,7 @@
 use std::{
     io,
     net::{SocketAddr, TcpListener, UdpSocket},
-    process::Child,
+    process::{Child, Stdio},
     thread,
 };
 
@@ -125,6 +125,27 @@ fn root_explain_tells_the_limit_and_the_socket_of_a_process_a_cgroup_and_a_flow(
     let text = place.ok(&["explain", "--sample", "50ms", &local]);
     assert!(text.contains("Limit `a` on cgroup"), "{text}");
     assert!(text.contains("Held back by: "), "{text}");
+}
+
+#[test]
+fn root_names_that_users_make_are_no_orders_to_a_terminal() {
+    need_root!();
+    let place = Place::new();
+    let evil = place.child("esc\x1b[31mred");
+    let mut command = place.inside(&evil, "sh");
+    let script = "printf '\\033[31mEVIL\\n' > /proc/$$/comm; echo; read forever";
+    command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut process = Guard(command.spawn().unwrap());
+    io::Read::read_exact(process.0.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+    let pid = process.0.id().to_string();
+    let text = place.ok(&["explain", "--sample", "50ms", &pid]);
+    assert!(text.contains("(?[31mEVIL) in cgroup") && !text.contains('\x1b'), "{text:?}");
+    let added = place.ok(&["limit", "add", "a", "--cgroup", evil.path(), "--egress", "1mbit"]);
+    let (_, refused) = place.refused(&["explain", &format!("{}/none", evil.path())]);
+    for text in [added, place.ok(&["status"]), refused] {
+        assert!(text.contains("esc?[31mred") && !text.contains('\x1b'), "{text:?}");
+    }
+    assert_eq!(place.json(&["status", "--json"])["limits"][0]["cgroup"], evil.path());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Write, stdout},
+    io::{self, Read, Write},
     path::Path,
     process::ExitCode,
 };
@@ -60,7 +60,7 @@ pub fn run(args: &AnalyzeArgs) -> Result<ExitCode> {
     if let Some(out) = &args.svg {
         draw(out, &report)?;
     }
-    let mut out = stdout().lock();
+    let mut out = output::stdout();
     if args.look.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
     } else {

@@ -1,9 +1,6 @@
 //! `tidegate burst size`.
 
-use std::{
-    io::{Write, stdout},
-    process::ExitCode,
-};
+use std::{io::Write, process::ExitCode};
 
 use anyhow::Result;
 use serde::Serialize;
@@ -100,7 +97,7 @@ pub fn run(args: &SizeArgs) -> Result<ExitCode> {
         bursts,
         recommended,
     };
-    let mut out = stdout().lock();
+    let mut out = output::stdout();
     if args.look.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&size)?)?;
     } else {
