@@ -11,6 +11,7 @@ use jiff::{Timestamp, Zoned};
 use tidegate_core::{
     Scope,
     choice::Kernel,
+    scope::shown,
     selector::{Selector, SelectorKind},
 };
 use tidegate_host::{
@@ -408,9 +409,10 @@ impl Builder<'_> {
             let found = cgroups.iter().find_map(|(path, _)| Some((path, first(path)?)));
             if let Some((path, first)) = found {
                 let reason = format!(
-                    "limits `{first}` and `{}` both match cgroup `{path}`; `{first}`, which comes first, \
+                    "limits `{first}` and `{}` both match cgroup `{}`; `{first}`, which comes first, \
                      has it",
-                    limit.name
+                    limit.name,
+                    shown(path)
                 );
                 refused.insert(limit.name.clone(), reason);
                 continue;

@@ -101,6 +101,12 @@ impl fmt::Display for Scope {
     }
 }
 
+/// The path of a cgroup in a sentence: that of the root is empty.
+#[must_use]
+pub fn shown(path: &str) -> &str {
+    if path.is_empty() { "/" } else { path }
+}
+
 #[cfg(test)]
 mod tests {
     use alloc::string::ToString;

@@ -20,6 +20,8 @@ pub struct Key {
 pub enum Kind {
     /// A name: letters, digits, `-` and `_`.
     Name,
+    /// A name in a fleet, which may have dots.
+    FleetName,
     /// Some other text.
     Text,
     /// A rate, such as `50mbit`.
@@ -63,7 +65,7 @@ impl Kind {
     #[must_use]
     pub fn placeholder(self) -> &'static str {
         match self {
-            Kind::Name => "NAME",
+            Kind::Name | Kind::FleetName => "NAME",
             Kind::Text => "TEXT",
             Kind::Rate | Kind::RateOrNone => "RATE",
             Kind::Span | Kind::SpanOrNone => "TIME|SIZE",

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use serde::Serialize;
-use tidegate_core::Scope;
+use tidegate_core::{Scope, scope::shown};
 use tidegate_sys::{
     attached::{self, LimitId},
     limit::LimitError,
@@ -47,7 +47,7 @@ pub struct Live {
 pub enum LiveError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("a limit on cgroup `{cgroup}` that something else holds: {source}")]
+    #[error("a limit on cgroup `{}` that something else holds: {source}", shown(cgroup))]
     Elsewhere { cgroup: String, source: LimitError },
 }
 

@@ -37,7 +37,7 @@ use std::{
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, geteuid, getpid, kill_process, waitpid,
 };
-use tidegate_core::Scope;
+use tidegate_core::{Scope, scope::shown};
 use tidegate_sys::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
     clock::monotonic_ns,
@@ -152,9 +152,10 @@ pub enum RunError {
     ForRoot(&'static str),
     /// A user may make cgroups in their own part of the tree alone.
     #[error(
-        "cgroup `{path}` is not this user's, so the command cannot have one of its own in it ({source}); \
+        "cgroup `{}` is not this user's, so the command cannot have one of its own in it ({source}); \
          type `systemd-run --user --scope -p Delegate=yes tidegate run ...`, or have root give the user \
-         a cgroup"
+         a cgroup",
+        shown(path)
     )]
     NoCgroup { path: String, source: CgroupError },
     /// Signals or waiting.
@@ -227,6 +228,8 @@ fn by_agent(options: &RunOptions) -> Result<Finished, RunError> {
     if let Some((flag, _)) = for_root.into_iter().find(|(_, is_given)| *is_given) {
         return Err(RunError::ForRoot(flag));
     }
+    // Without the agent a cgroup is of no use.
+    let limit = Asked::connect(&options.agent)?;
     let hierarchy = Hierarchy::find()?;
     let current = hierarchy.current()?;
     let path = current.path().to_owned();
@@ -234,7 +237,7 @@ fn by_agent(options: &RunOptions) -> Result<Finished, RunError> {
     let group =
         Group::create(&hierarchy, current).map_err(|source| RunError::NoCgroup { path, source })?;
     let signals = SignalQueue::block(&FORWARDED.map(Signal::as_raw))?;
-    let limit = Asked::limit(&options.agent, group.cgroup.as_fd(), &options.given)?;
+    limit.limit(group.cgroup.as_fd(), &options.given)?;
     // Not before: the agent looks for the sockets of a process that is there.
     let prepared = prepare(options, &signals, &group)?;
     let Ended { exit_code, elapsed_ns, swept } = command(prepared, &signals, &group)?;

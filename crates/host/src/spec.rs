@@ -350,9 +350,11 @@ impl Spec {
                             "it belongs into a limit: write `[[limit]]` on a line above it"
                                 .to_owned()
                         }
-                        _ => "a spec is made of `[[limit]]`, `[[nic]]` and `[[group]]` tables, and one \
-                              `[fleet]`"
-                            .to_owned(),
+                        _ => {
+                            "a spec is made of `[[limit]]`, `[[nic]]` and `[[group]]` tables, one \
+                              `[fleet]`, `labels` and `annotations`"
+                                .to_owned()
+                        }
                     };
                     let problem = Problem::UnknownField { field: other.to_owned(), hint };
                     return Err(reader.at(&key.span(), None, problem));

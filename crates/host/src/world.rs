@@ -25,6 +25,7 @@ use glob::Pattern;
 use serde::{Deserialize, Serialize};
 use tidegate_core::{
     Scope,
+    scope::shown,
     selector::{Selector, SelectorKind},
 };
 
@@ -94,8 +95,9 @@ pub struct Match {
 pub enum SelectError {
     /// Who else is there would be limited, too.
     #[error(
-        "`{exe}` runs in cgroup `{cgroup}` together with `{other}`; limit that cgroup, or write move = true \
-         to have the processes of `{exe}` moved into one of their own"
+        "`{exe}` runs in cgroup `{}` together with `{other}`; limit that cgroup, or write move = true \
+         to have the processes of `{exe}` moved into one of their own",
+        shown(cgroup)
     )]
     Shared { exe: String, cgroup: String, other: String },
 }

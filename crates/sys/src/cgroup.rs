@@ -18,6 +18,7 @@ use rustix::{
     fs::{FlockOperation, Mode, OFlags},
     mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen},
 };
+use tidegate_core::scope::shown;
 
 use crate::mounts;
 
@@ -55,7 +56,7 @@ pub enum CgroupError {
          tidegate on the host, or give the container a writable cgroup file system"
     )]
     ReadOnly { mount: String },
-    #[error("cgroup `{path}`: cannot {action}: {source}")]
+    #[error("cgroup `{}`: cannot {action}: {source}", shown(path))]
     Io {
         /// The group.
         path: String,

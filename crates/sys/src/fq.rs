@@ -12,7 +12,7 @@
 
 use std::collections::BTreeSet;
 
-use tidegate_core::Scope;
+use tidegate_core::{Scheme, Scope};
 
 use crate::{
     cgroup::{Cgroup, Hierarchy},
@@ -31,9 +31,14 @@ pub enum FqError {
     /// A device without `fq`.
     #[error(
         "scheme `edt` needs the qdisc `fq` on device `{device}`, which has `{qdisc}`; type: \
-         tc qdisc replace dev {device} root fq   (or use scheme `pace`, which needs no qdisc)"
+         tc qdisc replace dev {device} root fq   (or use scheme `{other}`, which needs no qdisc)"
     )]
-    NoFq { device: String, qdisc: String },
+    NoFq {
+        device: String,
+        qdisc: String,
+        /// What limits such a scope without it.
+        other: Scheme,
+    },
     #[error(
         "scheme `edt` needs a device by which packets leave, and none but the loopback device is up"
     )]
@@ -88,7 +93,9 @@ fn check_here(scope: &Scope) -> Result<(), FqError> {
         let qdiscs = netlink.qdisc_stats(device.index)?;
         if !keeps_times(&qdiscs) {
             let root = root_of(&qdiscs).map_or("none", |qdisc| &qdisc.kind);
-            return Err(FqError::NoFq { device: device.name.clone(), qdisc: root.to_owned() });
+            let other = if scope.is_device() { Scheme::Police } else { Scheme::Pace };
+            let (device, qdisc) = (device.name.clone(), root.to_owned());
+            return Err(FqError::NoFq { device, qdisc, other });
         }
     }
     Ok(())

@@ -24,6 +24,7 @@ use rustix::{
     pipe::PipeFlags,
     process::{Gid, Uid},
 };
+use tidegate_core::scope::shown;
 
 use crate::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
@@ -83,7 +84,7 @@ pub enum SpawnError {
     /// The command is there but cannot be executed.
     #[error("`{command}`: cannot be executed: {source}")]
     NotExecutable { command: String, source: io::Error },
-    #[error("cgroup `{cgroup}` does not take a process: {source}")]
+    #[error("cgroup `{}` does not take a process: {source}", shown(cgroup))]
     Enter { cgroup: String, source: io::Error },
     #[error("cannot become another user: {0}; run it as root")]
     User(io::Error),

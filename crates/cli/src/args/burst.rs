@@ -13,7 +13,7 @@ pub enum BurstVerb {
     ///
     /// A policer is a token bucket that drops packets without tokens. PACED is the share of the rate that
     /// long TCP transfers reach if their packets are spread over the round trip, UNPACED if each window
-    /// leaves in one piece. UDP is the share that the source of --udp gets through.
+    /// leaves in one piece. UDP is the rate that the source of --udp gets through.
     #[command(after_help = "\
 Examples:
   tidegate burst size --rate 50mbit

@@ -75,6 +75,8 @@ fn size_refuses_what_cannot_be() {
         (&["--rate", "50"][..], "has no unit"),
         (&["--rate", "1gbit", "--interface", "100mbit"], "--interface: 100mbit is slower"),
         (&["--rate", "1gbit", "--rtt", "0ms"], "write 1us to 100s"),
+        (&["--rate", "1gbit", "--burst", "1499b"], "a bucket of 1499b; write 1500b or more"),
+        (&["--rate", "1gbit", "--mtu", "9000", "--burst", "8kb"], "write 9000b or more"),
         (&["--rate", "1gbit", "--udp", "1mb"], "has no `/`"),
         (&["--rate", "1gbit", "--udp", "0b/1ms"], "sends nothing"),
         (

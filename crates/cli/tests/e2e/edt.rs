@@ -433,7 +433,11 @@ fn root_edt_is_refused_without_fq() {
         let words = format!("limit add a {scope} --scheme edt --egress 1mbit");
         let message = refused(&place, &bed, &words);
         // A port's packets leave by other devices, and there are none.
-        let part = if scope.contains("dev") { "dev eth0 root fq" } else { "none but the loopback" };
+        let part = if scope.contains("dev") {
+            "dev eth0 root fq   (or use scheme `police`"
+        } else {
+            "none but the loopback"
+        };
         assert!(message.contains(part), "{message}");
     }
     assert_eq!(bed.qdiscs(), before);

@@ -188,8 +188,10 @@ fn root_users_may_limit_nothing_but_their_own() {
     };
     let rate = &["--egress", "9mbit"];
     fails(&mut bed.run(rate), "if there is a group `tidegate`");
+    // Nobody has a cgroup made to learn that.
+    fails(&mut bed.run_as(USER, &place.group, rate), "if there is a group `tidegate`");
     let _agent = bed.agent();
-    fails(&mut bed.run_as(2, &bed.group, rate), "is not this user's");
+    fails(&mut bed.run_as(2, &bed.group, rate), "members of group `daemon`");
     let theirs = bed.place.child("theirs");
     chown(theirs.absolute(), Some(2), Some(2)).unwrap();
     fails(&mut bed.run_as(2, &theirs, rate), "members of group `daemon`");
@@ -199,14 +201,14 @@ fn root_users_may_limit_nothing_but_their_own() {
 
     // This process is root's: what is another's is refused also to that.
     let given = [("egress".to_owned(), "9mbit".to_owned())];
-    let ask =
-        |cgroup: &Cgroup| Asked::limit(&bed.socket(), cgroup, &given).unwrap_err().to_string();
+    let asked = || Asked::connect(&bed.socket()).unwrap();
+    let ask = |cgroup: &Cgroup| asked().limit(cgroup, &given).unwrap_err().to_string();
     let said = ask(&bed.group);
     assert!(said.contains("belongs to user 1, not to 0"), "{said}");
     let said = ask(&place.group);
     assert!(said.contains("is not of process"), "{said}");
     let file = fs::File::open(&bed.program).unwrap();
-    let said = Asked::limit(&bed.socket(), &file, &given).unwrap_err().to_string();
+    let said = asked().limit(&file, &given).unwrap_err().to_string();
     assert!(said.contains("Not a directory"), "{said}");
     assert!(place.limits().is_empty());
 

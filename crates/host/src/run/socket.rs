@@ -139,11 +139,7 @@ impl Asked {
     ///
     /// # Errors
     /// [`AskError`].
-    pub fn limit(
-        socket: &Path,
-        cgroup: impl AsFd,
-        settings: &[(String, String)],
-    ) -> Result<Asked, AskError> {
+    pub fn connect(socket: &Path) -> Result<Asked, AskError> {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let fd = socket_with(family, kind, SocketFlags::CLOEXEC, None).map_err(io::Error::from)?;
         for which in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
@@ -157,11 +153,18 @@ impl Asked {
             rustix::io::Errno::ACCESS => AskError::NoMember(group_of(socket)),
             e => AskError::Io(e.into()),
         })?;
-        let asked = Asked(fd);
-        let sent = send(&asked.0, &Request::Limit(settings.to_vec()), Some(cgroup.as_fd()));
+        Ok(Asked(fd))
+    }
+
+    /// Has it put a limit on a cgroup.
+    ///
+    /// # Errors
+    /// [`AskError`].
+    pub fn limit(&self, cgroup: impl AsFd, settings: &[(String, String)]) -> Result<(), AskError> {
+        let sent = send(&self.0, &Request::Limit(settings.to_vec()), Some(cgroup.as_fd()));
         // An agent that refuses at once may have closed its end before.
-        match asked.answer().or_else(|e| sent.and(Err(e)))? {
-            Answer::InForce => Ok(asked),
+        match self.answer().or_else(|e| sent.and(Err(e)))? {
+            Answer::InForce => Ok(()),
             other => Err(unexpected(other)),
         }
     }

@@ -131,7 +131,7 @@ pub static IDENTITY: [Key; 7] = [
     Key {
         name: "name",
         kind: Kind::Name,
-        about: "Name of the limit: 1 to 63 letters, digits, `-` or `_`",
+        about: "Name of the limit: 1 to 63 letters, digits, `-` or `_`; begins with a letter or digit",
         example: "name = \"backup\"",
         default: "",
     },

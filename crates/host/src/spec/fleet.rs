@@ -16,14 +16,14 @@ use crate::key::Key;
 pub(super) static KEYS: [Key; 15] = [
     Key {
         name: "name",
-        kind: Kind::Name,
+        kind: Kind::FleetName,
         about: "Name of the fleet, the same on all its hosts",
         example: "name = \"prod\"",
         default: "",
     },
     Key {
         name: "node",
-        kind: Kind::Name,
+        kind: Kind::FleetName,
         about: "Name of this host in the fleet",
         example: "node = \"web-1\"",
         default: "the host's name",
@@ -125,7 +125,7 @@ pub(super) static KEYS: [Key; 15] = [
 pub(super) static GROUP_KEYS: [Key; 12] = [
     Key {
         name: "name",
-        kind: Kind::Name,
+        kind: Kind::FleetName,
         about: "Name of the group",
         example: "name = \"uplink\"",
         default: "",
@@ -202,7 +202,7 @@ pub(super) static GROUP_KEYS: [Key; 12] = [
     },
     Key {
         name: "center",
-        kind: Kind::Name,
+        kind: Kind::FleetName,
         about: "With `ctb`: the node that has the bucket",
         example: "center = \"web-1\"",
         default: "",

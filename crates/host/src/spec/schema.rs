@@ -16,7 +16,8 @@ use crate::{
     },
 };
 
-const NAME: &str = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$";
+const NAME: &str = "^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$";
+const FLEET_NAME: &str = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$";
 const RATE: &str = "^ *([0-9]+\\.?[0-9]*|\\.[0-9]+) *[kmgtKMGT]?[bB][iI][tT] *$";
 const TIME: &str = "^ *([0-9]+\\.?[0-9]*|\\.[0-9]+) *[nmuNMU]?[sS] *$";
 const SIZE: &str = "^ *([0-9]+\\.?[0-9]*|\\.[0-9]+) *[kmgKMG]?[bB] *$";
@@ -119,6 +120,7 @@ fn value(kind: Kind) -> Value {
     let texts = json!({ "type": "array", "items": { "type": "string" } });
     match kind {
         Kind::Name => text(NAME),
+        Kind::FleetName => text(FLEET_NAME),
         Kind::Text => json!({ "type": "string" }),
         Kind::Rate => text(RATE),
         Kind::RateOrNone => either(text(RATE), json!({ "const": "none" })),

@@ -1,6 +1,8 @@
 //! Why a limit cannot be put on, read or changed.
 
-use tidegate_core::{Scheme, Scope, htb::SLOTS, queue_options::ConfigError, scheme::list};
+use tidegate_core::{
+    Scheme, Scope, htb::SLOTS, queue_options::ConfigError, scheme::list, scope::shown,
+};
 
 use crate::{cgroup::CgroupError, fq::FqError, intf, net::NetError};
 
@@ -19,8 +21,9 @@ pub enum LimitError {
     },
     /// Another program holds the cgroup (or one above it) for itself alone.
     #[error(
-        "cgroup `{cgroup}` does not take another eBPF program: {holder}; detach that one first \
-         (`bpftool cgroup show` lists it) or have its tool attach it with BPF_F_ALLOW_MULTI"
+        "cgroup `{}` does not take another eBPF program: {holder}; detach that one first \
+         (`bpftool cgroup show` lists it) or have its tool attach it with BPF_F_ALLOW_MULTI",
+        shown(cgroup)
     )]
     Occupied {
         /// The limit's cgroup.
@@ -29,7 +32,7 @@ pub enum LimitError {
         holder: String,
     },
     /// Attaching failed for another reason.
-    #[error("could not attach `{program}` to cgroup `{cgroup}`: {source}")]
+    #[error("could not attach `{program}` to cgroup `{}`: {source}", shown(cgroup))]
     Attach {
         /// Which program.
         program: &'static str,

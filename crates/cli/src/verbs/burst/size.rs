@@ -72,6 +72,13 @@ pub fn run(args: &SizeArgs) -> Result<ExitCode> {
         );
         return Err(UsageError(text).into());
     }
+    if let Some(burst) = args.burst.iter().find(|burst| burst.0 < u64::from(path.mtu)) {
+        let mtu = path.mtu;
+        let text = format!(
+            "--burst: no packet of {mtu} bytes passes a bucket of {burst}; write {mtu}b or more"
+        );
+        return Err(UsageError(text).into());
+    }
     let row = |rule: &str, burst: Bytes, why: &str| row(&path, args.udp, rule, burst, why);
     let rules = Rule::ALL.iter().map(|rule| row(rule.name(), rule.burst(&path), rule.why(path.cc)));
     let given = args.burst.iter().map(|burst| row("--burst", *burst, "as given"));

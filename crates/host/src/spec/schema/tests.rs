@@ -68,7 +68,8 @@ const VALID: [&str; 10] = [
 ];
 
 /// Each with what is wrong in it.
-const INVALID: [&str; 18] = [
+const INVALID: [&str; 19] = [
+    "[[limit]]\nname = \"a.b\"\nscope = { cgroup = \"a\" }\negress = \"1mbit\"",
     "[[limit]]\nname = \"a\"\nscope = { pod = \"api\" }\negress = \"1mbit\"",
     "[[limits]]\nname = \"a\"",
     "[[limit]]\nname = \"a\"\negress = \"1mbit\"",
