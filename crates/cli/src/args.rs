@@ -314,6 +314,7 @@ Examples:
   tidegate limit set backup --ingress none --loopback=false")]
     Set(SetArgs),
     /// Remove a limit; those inside it first
+    #[command(visible_alias = "rm", aliases = ["remove", "delete"])]
     #[command(after_help = "Example:\n  tidegate limit del backup")]
     Del {
         /// Name of the limit
@@ -331,6 +332,7 @@ Examples:
         name: Option<String>,
     },
     /// Show one limit, or all
+    #[command(visible_alias = "ls", alias = "list")]
     #[command(after_help = "Example:\n  tidegate limit show backup --json")]
     Show {
         /// Name of the limit

@@ -51,6 +51,13 @@ pub fn usage(error: &clap::Error) -> ExitCode {
         return if asked { ExitCode::SUCCESS } else { ExitCode::from(USAGE) };
     }
     let text = error.render().to_string();
+    // The usage would show what the environment sets as if it had to be given, the verbs those that are
+    // hidden; and what begins with `-` is no value after `--` either.
+    let wrong = ["Usage: ", "  tip: to pass '-", "  [subcommands: "];
+    let lines = text.lines().filter(|line| !wrong.iter().any(|wrong| line.starts_with(wrong)));
+    let mut lines: Vec<_> = lines.collect();
+    lines.dedup_by(|line, before| line.is_empty() && before.is_empty());
+    let text = lines.join("\n");
     let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
     say(&format!("tidegate: error: {text}"));
     ExitCode::from(USAGE)
@@ -157,7 +164,8 @@ fn store_is_users(error: &StoreError) -> bool {
         | StoreError::TooDeep(_)
         | StoreError::HasChildren { .. }
         | StoreError::OtherParent(_)
-        | StoreError::ScopeTaken { .. } => true,
+        | StoreError::ScopeTaken { .. }
+        | StoreError::PrefixTaken { .. } => true,
         StoreError::Limit { source: LimitError::Config(_), .. } => true,
         StoreError::Limit { source: LimitError::Cgroup(e), .. } => cgroup_is_users(e),
         StoreError::Limit { source: LimitError::Fq(FqError::Missing(_)), .. } => true,

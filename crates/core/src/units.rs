@@ -285,7 +285,12 @@ impl FromStr for Rate {
 
     /// Reads a rate such as `50mbit` or `1.5gbit`.
     fn from_str(text: &str) -> Result<Rate, ParseError> {
-        let (whole, number, unit) = split(text, &RATE)?;
+        let (whole, number, unit) = split(text, &RATE).map_err(|error| match error {
+            ParseError::NoUnit { text, .. } if text.bytes().all(|byte| b"0.".contains(&byte)) => {
+                ParseError::Zero { text, example: RATE.example }
+            }
+            error => error,
+        })?;
         let trap = BYTE_RATES.iter().find(|(name, ..)| unit.eq_ignore_ascii_case(name));
         if let Some((_, multiplier, bit_unit, bytes_word, bits_word)) = trap {
             let figure = whole[..whole.len() - unit.len()].trim();
@@ -453,6 +458,7 @@ mod tests {
         );
         assert_eq!(refusal("-5mbit"), "`-5mbit` is negative; write for example `50mbit`");
         assert_eq!(refusal("0mbit"), "`0mbit` is zero; write for example `50mbit`");
+        assert_eq!(refusal("0"), "`0` is zero; write for example `50mbit`");
         assert_eq!(refusal(""), "empty rate; write for example `50mbit`");
         for junk in ["mbit", ".mbit", "1.2.3mbit", "1e3mbit", "0x1mbit", "١mbit", "1,5mbit"] {
             assert!(junk.parse::<Rate>().is_err(), "{junk}");

@@ -84,7 +84,10 @@ pub enum FamilyProblem {
         parent_scope: Scope,
     },
     /// A sibling contains it.
-    #[error("`{between}` is on a cgroup between the two; write `{between}` as the parent")]
+    #[error(
+        "`{between}` is on a cgroup between the two; the parent must be `{between}`: write that, or take the \
+         limit off and put it on again"
+    )]
     Between {
         /// The sibling.
         between: String,

@@ -213,7 +213,9 @@ pub enum SettingsProblem {
     )]
     Weight(i64),
     /// More than it could ever use.
-    #[error("{guarantee} is above its ceiling of {ceiling}; make the one less or the other more")]
+    #[error(
+        "the guarantee of {guarantee} is above the ceiling of {ceiling}; make the one less or the other more"
+    )]
     AboveCeiling {
         guarantee: Rate,
         /// The most that it may use.

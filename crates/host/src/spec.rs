@@ -17,7 +17,7 @@ use std::{
 use tidegate_core::{Scheme, Scope, choice::Kernel, prefixes::Prefix, units::ParseError};
 use tidegate_sys::{
     limit::LimitOptions,
-    store::{self, MAX_LIMITS},
+    store::{self, MAX_LIMITS, is_above},
 };
 use toml::{
     Spanned,
@@ -557,7 +557,9 @@ impl Reader<'_> {
             Member { name, scope, members, options, parent, asked, detached: false, stays: false }
         };
         let mut members: Vec<_> = limits.iter().map(member).collect();
-        if let Err(FamilyError { name, field, problem }) = family::resolve(&mut members, false) {
+        let resolved = family::resolve(&mut members, false);
+        let resolved = resolved.and_then(|()| above_their_parents(limits).map_or(Ok(()), Err));
+        if let Err(FamilyError { name, field, problem }) = resolved {
             let span = tables.iter().find_map(|table| {
                 let fields = table.get_ref().as_table()?;
                 let is_it = fields.get("name")?.get_ref().as_str()? == name;
@@ -724,6 +726,25 @@ fn not_kin(limits: &[LimitSpec], beside: Vec<(String, String, SpecError)>) -> Op
     let parents: Parents<'_> = parents.collect();
     let refused = beside.into_iter().find(|(one, other, _)| are_strangers(one, other, &parents));
     refused.map(|(_, _, error)| error)
+}
+
+/// The first limit on a cgroup that contains that of its parent, as far as a file tells: only a host knows
+/// how the mount's path is written.
+fn above_their_parents(limits: &[LimitSpec]) -> Option<FamilyError> {
+    let scopes: BTreeMap<_, _> =
+        limits.iter().map(|limit| (&limit.name, normal(&limit.scope))).collect();
+    limits.iter().find_map(|limit| {
+        let parent = limit.parent.clone()?;
+        let (scope, parent_scope) = (normal(&limit.scope), scopes.get(&parent)?.clone());
+        let (Scope::Cgroup(path), Scope::Cgroup(above)) = (&scope, &parent_scope) else {
+            return None;
+        };
+        is_above(path, above).then(|| FamilyError {
+            name: limit.name.clone(),
+            field: "parent",
+            problem: FamilyProblem::NotAbove { scope, parent, parent_scope },
+        })
+    })
 }
 
 /// Two spellings of one path are the same.

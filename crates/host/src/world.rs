@@ -277,7 +277,9 @@ fn is_kind(kind: &str) -> bool {
     kind.is_empty() || kind.ends_with('-') && !kind.contains("conmon")
 }
 
-fn is_pattern(text: &str) -> bool {
+/// Whether a text may match several names.
+#[must_use]
+pub fn is_pattern(text: &str) -> bool {
     text.contains(['*', '?', '['])
 }
 

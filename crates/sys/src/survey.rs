@@ -143,15 +143,15 @@ impl OnDevice {
 }
 
 impl Survey {
-    /// Looks at this host.
+    /// Looks at this host, for limits that are pinned in this directory.
     #[must_use]
-    pub fn take() -> Survey {
+    pub fn take(store: &Path) -> Survey {
         let qdiscs: BTreeSet<_> = SCHEMES.iter().filter_map(|info| info.qdisc).collect();
         let mut netlink = Netlink::open().ok();
         Survey {
             kernel: kernel(),
             cgroups: cgroups(),
-            bpffs: bpffs(),
+            bpffs: bpffs(store),
             root: rustix::process::geteuid().is_root(),
             lacking: preflight::lacking(),
             hooks: hooks(),
@@ -186,10 +186,12 @@ fn cgroups() -> CgroupMounts {
     CgroupMounts { v2, v1, unmounted }
 }
 
-fn bpffs() -> Option<PathBuf> {
-    let mounts = fs::read_to_string(of_host_process("mountinfo"));
-    // Others may have some of their own.
-    mounts_of(&mounts.unwrap_or_default(), "bpf").find(|at| at == Path::new("/sys/fs/bpf"))
+/// The BPF file system in which a directory is. The host's is where process 1 sees it.
+fn bpffs(store: &Path) -> Option<PathBuf> {
+    let is_default = store.starts_with("/sys/fs/bpf");
+    let of = if is_default { of_host_process("mountinfo") } else { "/proc/self/mountinfo".into() };
+    let mounts = fs::read_to_string(of).unwrap_or_default();
+    mounts_of(&mounts, "bpf").find(|at| store.starts_with(at))
 }
 
 fn hooks() -> Vec<(Hook, Option<bool>)> {
@@ -282,7 +284,7 @@ mod tests {
 
     #[test]
     fn whoever_asks_is_told_what_can_be_seen() {
-        let survey = Survey::take();
+        let survey = Survey::take(Path::new(crate::store::DEFAULT_ROOT));
         assert!(survey.kernel.release.starts_with(|c: char| c.is_ascii_digit()), "{survey:?}");
         assert!(survey.kernel.proc && survey.lacking.is_some());
         let known: Vec<_> = survey.qdiscs.keys().copied().collect();

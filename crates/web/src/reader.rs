@@ -80,7 +80,7 @@ pub enum ReaderError {
 ///
 /// # Errors
 /// [`ReaderError`].
-pub fn run(options: &ReaderOptions) -> Result<(), ReaderError> {
+pub fn run(options: &ReaderOptions, started: impl FnOnce()) -> Result<(), ReaderError> {
     let host = Host::open(&options.store)?;
     let (link, theirs) = UnixStream::pair().map_err(ReaderError::Start)?;
     let stopped = ends_by_signal(&link).map_err(ReaderError::Start)?;
@@ -91,6 +91,7 @@ pub fn run(options: &ReaderOptions) -> Result<(), ReaderError> {
     open_to_group(&options.socket).map_err(ReaderError::Start)?;
     let mut child =
         start(&options.server, theirs.into(), socket.into()).map_err(ReaderError::Start)?;
+    started();
     let reader = Reader {
         host,
         run_dir: options.run_dir.clone(),

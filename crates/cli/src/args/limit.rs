@@ -22,6 +22,9 @@ use tidegate_host::{
 
 use super::Cli;
 
+/// What a limit on a cgroup never has.
+const DEVICES_ALONE: [&str; 2] = ["match", "hook"];
+
 /// What a limit does; every flag may be left out.
 #[derive(Debug)]
 pub struct LimitArgs {
@@ -126,7 +129,13 @@ pub fn command(arguments: &[OsString]) -> Command {
             None => command,
         }
     };
-    table().mut_subcommand("run", of_scheme).mut_subcommand("limit", |limit| {
+    let of_cgroups = |run: Command| {
+        of_scheme(run).mut_args(|arg| match DEVICES_ALONE.contains(&arg.get_id().as_str()) {
+            true => arg.hide(true),
+            false => arg,
+        })
+    };
+    table().mut_subcommand("run", of_cgroups).mut_subcommand("limit", |limit| {
         limit.mut_subcommand("add", of_scheme).mut_subcommand("set", of_scheme)
     })
 }
@@ -185,6 +194,8 @@ mod tests {
             (help("tidegate run --help"), help("tidegate run --help --scheme police"));
         assert!(plain.contains("--egress") && !plain.contains("--meter"), "{plain}");
         assert!(police.contains("--meter") && !police.contains("--rto-min"), "{police}");
+        assert!(!police.contains("--match") && !police.contains("--hook"), "{police}");
+        assert!(help("tidegate limit add --help --scheme police").contains("--hook"));
         assert!(police.contains("Scheme police: a token bucket"), "{police}");
         let nrm = help("tidegate limit add --scheme=nrm -h");
         assert!(nrm.contains("--pace-ceiling") && nrm.contains("--mark"), "{nrm}");

@@ -21,12 +21,13 @@ use tidegate_host::{
     absent,
     apply::{Backend, apply},
     auto::{Trees, Written},
-    family::FamilyError,
+    family::{FamilyError, FamilyProblem},
     host::{Host, LockedHost, present},
     plan::{Action, PlanError, State, Wanted, join, plan},
     select,
-    settings::{SchemeSetting, SettingsProblem, differences},
+    settings::{Patch, SchemeSetting, SettingsProblem, differences},
     spec::scope_of,
+    world::is_pattern,
 };
 use tidegate_sys::{
     features,
@@ -83,7 +84,7 @@ fn found(host: &Host, scope: &Scope) -> Result<Result<(Scope, Vec<String>), Stri
         Scope::Select(selector) if selector.kind != SelectorKind::Cgroup => {
             let found = select::members(&scan::scan(host.hierarchy(), "", false), selector);
             let found = found.map_err(|e| UsageError(e.to_string()))?;
-            if found.is_empty() {
+            if found.is_empty() && !is_pattern(&selector.value) {
                 return Ok(Err(absent::missing(&scope)));
             }
             found
@@ -166,7 +167,7 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
         let (of, scope) = (name.clone(), scope.clone());
         let wanted = Wanted { name: of, scope, members, options, parent, asked };
         is_readable(host.host(), args.parent.as_deref())?;
-        let wanted = join(&present, &wanted).map_err(|e| match e.name == name {
+        let wanted = join(&present, &wanted).map_err(|e| match is_of(&e, &name, &patch) {
             true => flag_error_of(e),
             false => e.into(),
         })?;
@@ -267,7 +268,7 @@ fn set(store: &Path, run_dir: &Path, file: &Path, args: &SetArgs) -> Result<Exit
         let wanted = Wanted { options, asked: patch.asked(), ..Wanted::again(limit) };
         let present = host.host().present()?;
         let plan = match plan(&present, &[wanted], false) {
-            Err(PlanError::Family(e)) if e.name == *name => return Err(flag_error_of(e)),
+            Err(PlanError::Family(e)) if is_of(&e, name, &patch) => return Err(flag_error_of(e)),
             plan => plan?,
         };
         // What is inside it may have to change with it.
@@ -295,6 +296,12 @@ fn not_in_force(host: &Host, name: &str) -> anyhow::Error {
 /// A limit inside one that cannot be read is not changed, and says which one that is.
 fn is_readable(host: &Host, parent: Option<&str>) -> Result<(), StoreError> {
     parent.map_or(Ok(()), |parent| host.find(parent).map(drop))
+}
+
+/// Whether what was asked of a limit is wrong: of guarantees that are too much together the one that was given.
+fn is_of(error: &FamilyError, name: &str, asked: &Patch) -> bool {
+    let is_too_much = matches!(error.problem, FamilyProblem::Reserved { .. });
+    error.name == name || is_too_much && asked.guarantee.is_some()
 }
 
 /// In a tree it cannot be so; the flag that says it.

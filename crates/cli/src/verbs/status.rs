@@ -197,7 +197,7 @@ fn tell_hooks(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
 /// Below the table, the cgroups of limits with a selector.
 fn tell_members(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
     for limit in limits {
-        if let Some(members) = &limit.members {
+        if let Some(members) = limit.members.as_ref().filter(|members| !members.is_empty()) {
             writeln!(out, "{}: {}", limit.name, output::members(members))?;
         }
     }

@@ -39,7 +39,7 @@ pub fn run(store: &Path, run_dir: &Path, fleet: &Path, args: &WebArgs) -> Result
     }
     let socket = run_dir.join(SOCKET);
     let at = args.listen.iter().map(|address| format!(", http://{address}/"));
-    say(&format!("tidegate: the page is at {}{}", socket.display(), at.collect::<String>()));
+    let place = format!("{}{}", socket.display(), at.collect::<String>());
     let options = ReaderOptions {
         store: store.to_owned(),
         run_dir: run_dir.to_owned(),
@@ -47,7 +47,7 @@ pub fn run(store: &Path, run_dir: &Path, fleet: &Path, args: &WebArgs) -> Result
         socket,
         server,
     };
-    match reader::run(&options) {
+    match reader::run(&options, || say(&format!("tidegate: the page is at {place}"))) {
         // It has said why.
         Err(ReaderError::Ended) => Ok(ExitCode::from(REFUSED)),
         done => done.map(|()| ExitCode::SUCCESS).map_err(Into::into),

@@ -447,6 +447,14 @@ fn root_trees_that_cannot_be_change_nothing() {
         "--guarantee",
         "50mbit",
     ]);
+    let more = ["--parent", "top", "--guarantee", "60mbit"];
+    let beside = place.hierarchy.create(top, "beside").unwrap();
+    let add = [&["limit", "add", "a", "--cgroup", beside.path()], &more[..]].concat();
+    let (code, message) = place.refused(&add);
+    assert!(
+        code == 1 && message.contains("error: --guarantee: "),
+        "of `a`, not of `web`: {message}"
+    );
     let (code, message) = place.refused(&["limit", "set", "top", "--egress", "40mbit"]);
     assert!(code == 1 && message.contains("limit `web`: guarantee: "), "{message}");
     assert_eq!(

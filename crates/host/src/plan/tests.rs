@@ -464,7 +464,7 @@ fn another_parent_is_another_limit() {
     let mut wanted = tree_of("x");
     wanted[0].parent = Some("a".into());
     let refusal = plan(&host.present(), &wanted, false).unwrap_err().to_string();
-    insta::assert_snapshot!(refusal, @"limit `c`: parent: `b` is on a cgroup between the two; write `b` as the parent");
+    insta::assert_snapshot!(refusal, @"limit `c`: parent: `b` is on a cgroup between the two; the parent must be `b`: write that, or take the limit off and put it on again");
     wanted[1] = limit("b", "x/b", 5);
     let second = plan(&host.present(), &wanted, false).unwrap();
     assert_eq!(verbs(&second), [("replace", "b"), ("replace", "c")]);
@@ -581,7 +581,7 @@ fn limits_inside_one_another_are_on_one_cgroup() {
     insta::assert_snapshot!(refusal(&[child("d", "x", "a", 1)]), @"limit `d`: cgroup `x` already has limit `b`, which is not in the file; take that one off with `tidegate limit del b`, or apply with --prune");
     insta::assert_snapshot!(refusal(&[limit("d", "x", 1)]), @"limit `d`: cgroup `x` already has limit `a`, which is not in the file; take that one off with `tidegate limit del a`, or apply with --prune");
     insta::assert_snapshot!(join(&present, &child("d", "x", "a", 1)).unwrap_err().to_string(), @"limit `d`: parent: `b` is inside `a` on the same cgroup; write one of the two as the parent of the other");
-    insta::assert_snapshot!(refusal(&[child("d", "x/y", "a", 1)]), @"limit `d`: parent: `b` is on a cgroup between the two; write `b` as the parent");
+    insta::assert_snapshot!(refusal(&[child("d", "x/y", "a", 1)]), @"limit `d`: parent: `b` is on a cgroup between the two; the parent must be `b`: write that, or take the limit off and put it on again");
     // The tree is turned round.
     let turned = [child("a", "x", "b", 1), child("b", "x", "c", 1), limit("c", "x", 9)];
     let turn = plan(&host.present(), &turned, false).unwrap();

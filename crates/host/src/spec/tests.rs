@@ -360,6 +360,9 @@ fn limits_inside_limits_read() {
 
 #[test]
 fn limits_inside_limits_that_are_none() {
+    let above = "[[limit]]\nname = \"x\"\nscope = { cgroup = \"/a\" }\nparent = \"y\"\n\
+                 [[limit]]\nname = \"y\"\nscope = { cgroup = \"a/b\" }\negress = \"1mbit\"\n";
+    assert_snapshot!(refusal(above), @"limits.toml:4: limit `x`: parent: `y` is on cgroup `a/b`, which does not contain cgroup `a`; the parent of a limit is on the same cgroup or on one above");
     let refusal = |more: &str| refusal(&inside(more));
     assert_snapshot!(refusal("weight = 0"), @"limits.toml:5: limit `b`: weight: 0 is out of range; write 1 to 10000, where 100 is the weight of most");
     assert_snapshot!(refusal("weight = 10001"), @"limits.toml:5: limit `b`: weight: 10001 is out of range; write 1 to 10000, where 100 is the weight of most");
@@ -369,8 +372,8 @@ fn limits_inside_limits_that_are_none() {
     assert_snapshot!(refusal("guarantee = 5"), @"limits.toml:5: limit `b`: guarantee: expected a text in quotes, found the bare number 5; write for example `guarantee = \"100mbit\"`");
     assert_snapshot!(refusal("guarantee = \"1bit\""), @"limits.toml:5: limit `b`: guarantee: 1bit is out of range; a limit is between 8kbit and 100gbit");
     assert_snapshot!(refusal("guarantee = \"3gbit\""), @"limits.toml:5: limit `b`: guarantee: the limits inside `a` are guaranteed 3gbit together, and `a` has 1gbit to guarantee (its rate); lower their guarantees, or raise its rate");
-    assert_snapshot!(refusal("guarantee = \"10mbit\"\nceiling = \"5mbit\""), @"limits.toml:5: limit `b`: guarantee: 10mbit is above its ceiling of 5mbit; make the one less or the other more");
-    assert_snapshot!(refusal("guarantee = \"10mbit\"\negress = \"5mbit\""), @"limits.toml:5: limit `b`: guarantee: 10mbit is above its ceiling of 5mbit; make the one less or the other more");
+    assert_snapshot!(refusal("guarantee = \"10mbit\"\nceiling = \"5mbit\""), @"limits.toml:5: limit `b`: guarantee: the guarantee of 10mbit is above the ceiling of 5mbit; make the one less or the other more");
+    assert_snapshot!(refusal("guarantee = \"10mbit\"\negress = \"5mbit\""), @"limits.toml:5: limit `b`: guarantee: the guarantee of 10mbit is above the ceiling of 5mbit; make the one less or the other more");
     assert_snapshot!(refusal("ceiling = \"5mbit\"\negress = \"5mbit\""), @"limits.toml:6: limit `b`: egress: `ceiling` says it for both directions; write either that, or egress and ingress");
     assert_snapshot!(refusal("ceiling = \"1bit\""), @"limits.toml:5: limit `b`: ceiling: 1bit is out of range; a limit is between 8kbit and 100gbit");
     assert_snapshot!(refusal("scheme = \"edt\""), @r#"limits.toml:5: limit `b`: scheme: scheme `edt` neither has a parent nor is one; write scheme = "pace" or "nrm" ("htb" inside a device's limit), or leave the parent out"#);

@@ -1,18 +1,28 @@
 //! Why a limit cannot be put on, read or changed.
 
+use rustix::io::Errno;
 use tidegate_core::{
     Scheme, Scope, htb::SLOTS, queue_options::ConfigError, scheme::list, scope::shown,
 };
 
 use crate::{cgroup::CgroupError, fq::FqError, intf, net::NetError};
 
+/// What to do where a program was not loaded.
+fn advice(error: &(dyn std::error::Error + 'static)) -> &'static str {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let codes = causes.filter_map(|error| error.downcast_ref::<std::io::Error>()?.raw_os_error());
+    let full = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
+    match codes.into_iter().any(|code| full.contains(&code)) {
+        true => "allow this process more open files: `ulimit -n 1024`",
+        false => "`uname -r` must be 6.1 or newer",
+    }
+}
+
 /// Why a limit could not be put on, read or changed. Unless said otherwise the host is as before.
 #[derive(Debug, thiserror::Error)]
 pub enum LimitError {
     /// The kernel refused a program.
-    #[error(
-        "the kernel refused the eBPF program `{program}`: {source}; `uname -r` must be 6.1 or newer"
-    )]
+    #[error("the kernel refused the eBPF program `{program}`: {source}; {}", advice(source))]
     Load {
         /// Which program.
         program: &'static str,
