@@ -138,8 +138,11 @@ impl Goal {
     /// The names that stay as they are, if they are on the host: those that wait or are refused.
     pub fn kept(&self) -> impl Iterator<Item = &LimitReport> {
         let kept = [LimitState::Waiting, LimitState::Refused];
+        // One of another file may have the name.
+        let in_force: BTreeSet<_> = self.limits.iter().map(|goal| &goal.limit.name).collect();
         let is_kept = move |report: &&LimitReport| {
-            kept.contains(&report.state) && !self.off.contains(&report.name)
+            let has_name = self.off.contains(&report.name) || in_force.contains(&report.name);
+            kept.contains(&report.state) && !has_name
         };
         self.reports.iter().filter(is_kept)
     }

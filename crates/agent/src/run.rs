@@ -393,7 +393,7 @@ impl Shell<'_> {
         }
         for limit in &report.limits {
             let said = format!("limit `{}` {}", limit.name, limit.words());
-            now.insert(limit.name.clone(), said);
+            now.insert(format!("limit {} of {}", limit.name, limit.file), said);
         }
         if let Some(reason) = &report.gate.reason {
             now.insert("gate".to_owned(), format!("new cgroups are not held: {reason}"));

@@ -289,12 +289,12 @@ fn of_agent(AgentStatus { running, stopped, report }: &AgentStatus) -> Vec<Strin
         alarms.push(format!("the agent of {directory} does not run; what comes is not limited"));
     }
     alarms.extend(report.errors.iter().map(|error| format!("agent: {error}")));
-    for LimitReport { name, reason, .. } in
+    for LimitReport { name, file, reason, .. } in
         report.limits.iter().filter(|limit| limit.state == LimitState::Refused)
     {
         let reason = reason.as_deref().unwrap_or_default();
         let reason = reason.strip_prefix(&format!("limit `{name}`: ")).unwrap_or(reason);
-        alarms.push(format!("limit `{name}` is NOT ENFORCED: {reason}"));
+        alarms.push(format!("limit `{name}` of {file} is NOT ENFORCED: {reason}"));
     }
     alarms
 }

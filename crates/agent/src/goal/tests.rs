@@ -121,9 +121,12 @@ fn two_limits_of_one_cgroup_are_told_apart_unless_one_is_inside_the_other() {
 #[test]
 fn a_name_is_one_limits_in_all_files() {
     let one = limit("a", "unit = \"a.service\"", RATE);
-    let goal = goal(&files(&[&one, &one]), &world(&["a.service"]), &now());
+    let inside = limit("b", "cgroup = \"a.service/b\"", "parent = \"a\"");
+    let world = world(&["a.service", "a.service/b"]);
+    let goal = goal(&files(&[&(one.clone() + &inside), &one]), &world, &now());
     let refused = "a refused: 0.toml has a limit of this name; give each its own name";
-    assert_eq!(states(&goal), ["a in force", refused]);
+    assert_eq!(states(&goal), ["a in force", "b in force", refused]);
+    assert_eq!(goal.kept().count(), 0, "the first one has the name");
 }
 
 #[test]

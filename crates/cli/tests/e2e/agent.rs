@@ -192,6 +192,39 @@ fn root_agent_follows_a_unit_that_is_removed_and_made_again() {
     place.ok(&["detach"]);
 }
 
+/// Of two limits of one name in two files the first counts.
+#[test]
+fn root_agent_names_the_file_of_a_name_that_is_taken() {
+    need_root!();
+    let place = Place::new();
+    let slice = Slice::new(&place);
+    let bed = Bed::new(&place, &slice.group);
+    let on = |name: &str| {
+        let cgroup = slice.make(name);
+        let scope = format!("cgroup = \"{}\"", cgroup.path());
+        (cgroup, limit("g1", &scope, "egress = \"9mbit\""))
+    };
+    let ((a, on_a), (b, on_b)) = (on("a"), on("b"));
+    bed.write("a.toml", &on_a);
+    bed.write("b.toml", &on_b);
+    let _agent = bed.start();
+    whole(&a);
+    bed.wait_said("g1", "in_force");
+    let output = bed.tidegate().args(["status", "--check"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    let said = String::from_utf8(output.stdout).unwrap();
+    let [a_toml, b_toml] =
+        ["a.toml", "b.toml"].map(|name| bed.dir.join(name).display().to_string());
+    let refused =
+        format!("limit `g1` of {b_toml} is NOT ENFORCED: {a_toml} has a limit of this name");
+    assert!(said.contains(&refused), "{said}");
+    // It keeps nothing from the first.
+    bed.write("a.toml", &on_b);
+    whole(&b);
+    wait_for("the end of the limit", || (Objects::on(&a) == Objects::default()).then_some(()));
+    place.ok(&["detach"]);
+}
+
 /// A change needs room for its journal, and the agent has kept some.
 #[test]
 fn root_agent_follows_a_unit_on_a_full_run() {
