@@ -198,24 +198,30 @@ impl RunFiles {
     /// # Errors
     /// Those of the operating system.
     pub fn lock(&self) -> io::Result<Option<fs::File>> {
-        use rustix::fs::{FlockOperation, flock};
-        fs::create_dir_all(&self.0)?;
-        let file = fs::OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(self.0.join(LOCK))?;
-        let deadline = Instant::now() + LOCK_PATIENCE;
-        loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Some(file)),
-                // Who asks whether an agent runs has it for a moment.
-                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                    std::thread::sleep(LOCK_PATIENCE / 50);
-                }
-                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-                Err(e) => return Err(e.into()),
+        lock(&self.0.join(LOCK))
+    }
+}
+
+/// Locks a file as long as it is open; `None` if another agent has it.
+///
+/// # Errors
+/// Those of the operating system.
+pub fn lock(path: &Path) -> io::Result<Option<fs::File>> {
+    use rustix::fs::{FlockOperation, flock};
+    if let Some(dir) = path.parent() {
+        fs::create_dir_all(dir)?;
+    }
+    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(file)),
+            // Who asks whether an agent runs has it for a moment.
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(LOCK_PATIENCE / 50);
             }
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(e) => return Err(e.into()),
         }
     }
 }

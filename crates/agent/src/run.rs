@@ -3,7 +3,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs,
+    io::{self, Write},
     os::{fd::AsFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -31,7 +32,7 @@ use crate::{
     directory,
     engines::Engines,
     goal::{Files as Loaded, Goal, Move, own_cgroup},
-    report::{GateReport, GateState, LimitState, Report, RunFiles},
+    report::{self, GateReport, GateState, LimitState, Report, RunFiles},
     scan,
     source::{CgroupSource, Files, Held, Inotify},
     users,
@@ -61,8 +62,12 @@ pub struct AgentOptions {
 /// Why it did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    #[error("another agent runs here{}; end that one first, or name another --run-dir", pid(.0))]
-    Runs(Option<u32>),
+    #[error("another agent{} keeps the limits of {}; end that one first", pid(.0), .1.display())]
+    Keeps(Option<u32>, PathBuf),
+    #[error(
+        "another agent{} has {}; end that one first, or name another --run-dir", pid(.0), .1.display()
+    )]
+    Runs(Option<u32>, PathBuf),
     #[error("{}: {source}", .path.display())]
     Io { path: PathBuf, source: io::Error },
     #[error(transparent)]
@@ -102,14 +107,22 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
         let path = path.to_owned();
         move |source| AgentError::Io { path, source }
     };
+    let signals = signals().map_err(AgentError::Events)?;
+    let host = Host::open(&options.store)?;
+    let path = host.store().agent_lock();
+    let Some(mut kept) = report::lock(&path).map_err(at(&path))? else {
+        let pid = fs::read_to_string(path).ok().and_then(|pid| pid.trim().parse().ok());
+        return Err(AgentError::Keeps(pid, host.store().path()));
+    };
+    // For who is refused.
+    let _ = kept.set_len(0).and_then(|()| writeln!(kept, "{}", std::process::id()));
     let run = RunFiles::at(&options.run_dir);
     let lock = run.lock().map_err(at(&options.run_dir))?;
     let earlier = run.read();
     let Some(_lock) = lock else {
-        return Err(AgentError::Runs(earlier.map(|report| report.pid)));
+        let pid = earlier.map(|report| report.pid);
+        return Err(AgentError::Runs(pid, options.run_dir.clone()));
     };
-    let signals = signals().map_err(AgentError::Events)?;
-    let host = Host::open(&options.store)?;
     host.problems().iter().for_each(|problem| say(&format!("warning: {problem}")));
     // Without the group `tidegate run` is for root alone.
     if let Some(group) = names::group(&options.group)

@@ -251,6 +251,18 @@ impl Store {
         }
     }
 
+    /// Its path as the host has it, which tells it from others.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        journal::absolute(&self.root)
+    }
+
+    /// The file that the agent which keeps its limits has locked.
+    #[must_use]
+    pub fn agent_lock(&self) -> PathBuf {
+        journal::agent_lock(&self.root)
+    }
+
     /// Whether a limit that needs a qdisc replaces one that somebody has put on its device; it is not put
     /// back.
     pub fn force(&mut self, force: bool) {

@@ -16,7 +16,7 @@ use tidegate_sys::{
 };
 
 use crate::{
-    common::{Guard, Objects, PATIENCE, Place, copy_program, signal, wait_for},
+    common::{Guard, Objects, PATIENCE, Place, copy_program, refused, signal, wait_for},
     need_root,
     place::Host,
 };
@@ -403,13 +403,24 @@ fn root_agent_killed_leaves_limits_and_the_next_takes_over() {
     whole(&a);
     whole(&b);
     bed.wait_said("b", "in_force");
-    let output = bed.agent().output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        said.contains(&format!("another agent runs here (process {})", agent.0.id())),
-        "{said}"
-    );
+    let (store, run2, other) = (place.store(), bed.run.with_file_name("run2"), Place::new());
+    // The lock is the store's, whatever the run directory is; and each directory is one agent's.
+    for (run_dir, store, words) in [
+        (bed.run.clone(), &store, format!("keeps the limits of {}", store.display())),
+        (run2, &store, format!("keeps the limits of {}", store.display())),
+        (bed.run.clone(), &other.store(), format!("has {}", bed.run.display())),
+    ] {
+        let mut second = bed.agent();
+        second.env("TIDEGATE_RUN_DIR", run_dir).env("TIDEGATE_BPFFS", store);
+        let (code, said) = refused(&mut second);
+        let first = format!("another agent (process {}) {words}; end that one first", agent.0.id());
+        assert!(code == 2 && said.contains(&first), "{code} {said}");
+    }
+    let other = Bed::new(&other, &slice.group);
+    let second = other.start();
+    let its = second.0.id();
+    wait_for("its report", || (other.status()["agent"]["pid"] == its).then_some(()));
+    drop(second);
     signal(agent.0.id(), Signal::KILL);
     agent.exit_code();
     assert!(Objects::on(&a).is_whole() && Objects::on(&b).is_whole());

@@ -259,6 +259,7 @@ impl Drop for Place {
         let root = self.hierarchy.open("").unwrap();
         let deadline = Instant::now() + PATIENCE;
         let _ = self.hierarchy.dissolve(&self.group, &root, deadline);
+        let _ = fs::remove_file(Store::at(self.store()).agent_lock());
     }
 }
 

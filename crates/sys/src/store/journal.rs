@@ -283,6 +283,12 @@ impl GoneJournal {
     }
 }
 
+/// What the agent of the store at `root` has locked.
+pub(super) fn agent_lock(root: &Path) -> PathBuf {
+    let store = absolute(root).to_string_lossy().trim_matches('/').replace('/', "-");
+    mounts::host_path(Path::new(RUN)).join(format!("agent-{store}.lock"))
+}
+
 /// Whether a writer of the store at `root` has begun something and not ended it, or does so now.
 pub(super) fn has_step(root: &Path) -> bool {
     let store = absolute(root);
@@ -305,7 +311,7 @@ fn read(dir: &Path) -> Option<Contents> {
 }
 
 /// The path of the store as the host has it; the store need not exist.
-fn absolute(root: &Path) -> PathBuf {
+pub(super) fn absolute(root: &Path) -> PathBuf {
     let root = mounts::path_on_host(root);
     let above = root.parent().and_then(|above| above.canonicalize().ok());
     above.zip(root.file_name()).map_or_else(|| root.clone(), |(above, name)| above.join(name))
