@@ -73,9 +73,11 @@ pub fn report(error: &Error) -> ExitCode {
     ExitCode::from(exit_code(error))
 }
 
-/// A line on standard error, whether or not somebody reads it.
+/// A line on standard error, whether or not somebody reads it. It is one write: lines of several processes
+/// do not run into each other.
 pub fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{}", Paint::plain().harmless(text));
+    let line = Paint::plain().harmless(text) + "\n";
+    let _ = io::stderr().write_all(line.as_bytes());
 }
 
 /// Something went wrong that keeps nobody from going on.

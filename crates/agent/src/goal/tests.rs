@@ -352,8 +352,7 @@ fn programs_are_moved_next_to_where_they_are_and_stay_there() {
     let moves: Vec<_> = goal.moves.iter().map(|m| (m.pid, m.into.as_str())).collect();
     assert_eq!(moves, [(1, "s/tidegate.a"), (3, "tidegate.a")]);
     assert_eq!(goal.limits[0].cgroups[0].0, "s/tidegate.a");
-    let (before, files) =
-        (World { cgroups: World::default().cgroups, ..world }, files(&[&text]));
+    let (before, files) = (World { cgroups: World::default().cgroups, ..world }, files(&[&text]));
     let reason = "program `/bin/x` is yet to be moved into a cgroup of its own";
     assert_eq!(states(&super::goal(&files, &before, &now())), [format!("a waiting: {reason}")]);
 }
