@@ -539,6 +539,8 @@ impl Agent {
         Report {
             pid: self.pid,
             directory: self.directory.clone(),
+            // Whoever writes it knows.
+            store: String::new(),
             errors: self.errors.iter().cloned().chain(moves).collect(),
             limits,
             managed: self.managed.clone(),

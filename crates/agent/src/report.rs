@@ -130,6 +130,9 @@ pub struct Report {
     /// Its process. Whether it lives is known by its lock.
     pub pid: u32,
     pub directory: String,
+    /// Where its limits are.
+    #[serde(default)]
+    pub store: String,
     /// What is wrong with the files; the limits that were in force before stay.
     pub errors: Vec<String>,
     pub limits: Vec<LimitReport>,
@@ -139,6 +142,15 @@ pub struct Report {
     pub engines: BTreeMap<String, String>,
     #[serde(default)]
     pub gate: GateReport,
+}
+
+impl Report {
+    /// Whether the agent is missed when it has ended: its files ask for something, or it has limits.
+    #[must_use]
+    pub fn is_missed(&self) -> bool {
+        let has_limits = !self.limits.is_empty() || !self.managed.is_empty();
+        has_limits || self.gate.state != GateState::Unneeded
+    }
 }
 
 /// The directory in which the agent has its files.
@@ -169,6 +181,13 @@ impl RunFiles {
         let text = serde_json::to_vec_pretty(report)?;
         let written = fs::write(&part, text).and_then(|()| fs::rename(&part, self.0.join(FILE)));
         written.inspect_err(|_| drop(fs::remove_file(&part)))
+    }
+
+    /// Forgets what an agent of a store has said that has ended: nothing of it is left.
+    pub fn forget(&self, store: &Path) {
+        if !self.runs() && self.read().is_some_and(|report| Path::new(&report.store) == store) {
+            let _ = fs::remove_file(self.0.join(FILE));
+        }
     }
 
     /// Keeps room for a change, if there is some.

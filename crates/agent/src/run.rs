@@ -314,7 +314,10 @@ impl Shell<'_> {
             }
             Action::Move(moves) => Some(Event::Moved(self.moves(&moves))),
             Action::Apply { files, goal, managed } => Some(self.apply(&files, &goal, &managed)),
-            Action::Report(report) => self.report(&report).err().map(|_| Event::NotReported),
+            Action::Report(report) => {
+                let store = self.host.store().path().display().to_string();
+                self.report(&Report { store, ..report }).err().map(|_| Event::NotReported)
+            }
         }
     }
 

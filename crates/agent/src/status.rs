@@ -284,7 +284,7 @@ fn of_agent(AgentStatus { running, stopped, report }: &AgentStatus) -> Vec<Strin
              has it go on"
         ));
     }
-    if !running {
+    if !running && report.is_missed() {
         let directory = &report.directory;
         alarms.push(format!("the agent of {directory} does not run; what comes is not limited"));
     }

@@ -3,7 +3,10 @@
 use std::{io::Write, path::Path, process::ExitCode};
 
 use anyhow::Result;
-use tidegate_agent::run::{give_back_from, moved_for};
+use tidegate_agent::{
+    report::RunFiles,
+    run::{give_back_from, moved_for},
+};
 use tidegate_core::class::MAX_DEPTH;
 use tidegate_host::{apply::Backend, nic::state::RunDir, run::sweep};
 use tidegate_sys::{congestion, store::StoreError};
@@ -45,7 +48,9 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
     if congestion::remove_leftover()? {
         writeln!(out, "congestion control `tg_dctcp`, which a killed `run` had left, is removed")?;
     }
+    let agent = RunFiles::at(run_dir);
     if names.is_empty() && orphans.is_empty() && waiting.is_empty() {
+        agent.forget(&host.store().path());
         return Ok(ExitCode::SUCCESS);
     }
     let mut host = host.lock()?;
@@ -86,6 +91,9 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
         if host.forget_waiting(&waits.name)? {
             writeln!(out, "limit `{}` does not wait any more", waits.name)?;
         }
+    }
+    if first_error.is_none() {
+        agent.forget(&host.host().store().path());
     }
     verbs::close(host);
     first_error.map_or(Ok(ExitCode::SUCCESS), |e| Err(e.into()))

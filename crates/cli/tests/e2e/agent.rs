@@ -189,7 +189,45 @@ fn root_agent_follows_a_unit_that_is_removed_and_made_again() {
     assert_eq!(agent.exit_code(), 0);
     assert!(Objects::on(&cgroup).is_whole(), "the agent has ended, the limit stays");
     assert_eq!(bed.check(), Some(3), "nobody would limit it again");
-    place.ok(&["detach"]);
+    // Of another store it says nothing.
+    let other = Place::new();
+    let detach =
+        |place: &Place| bed.tidegate().args(["--bpffs"]).arg(place.store()).arg("detach").status();
+    assert!(detach(&other).unwrap().success());
+    assert_eq!(bed.check(), Some(3));
+    assert!(detach(&place).unwrap().success());
+    assert_eq!(bed.check(), Some(0), "nobody wants a limit any more");
+}
+
+/// An agent that is ended is missed if its files ask for something.
+#[test]
+fn root_agent_is_missed_while_its_files_ask_for_something() {
+    need_root!();
+    let place = Place::new();
+    let slice = Slice::new(&place);
+    let bed = Bed::new(&place, &slice.group);
+    let off = "schedule = [{ days = \"DAY\", egress = \"3mbit\" }]";
+    let day = jiff::Zoned::now().checked_add(jiff::Span::new().days(3)).unwrap();
+    let off = off.replace("DAY", &day.strftime("%a").to_string().to_lowercase());
+    for (text, code) in [
+        ("", 0),
+        ("limit = []", 0),
+        ("labels = true", 3),
+        (&limit("never", "unit = \"never.service\"", "egress = \"20mbit\""), 3),
+        (&limit("off", "dev = \"lo\"", &off), 3),
+    ] {
+        bed.write("a.toml", text);
+        let mut agent = bed.start();
+        let pid = agent.0.id();
+        wait_for("the agent's report", || (bed.status()["agent"]["pid"] == pid).then_some(()));
+        assert_eq!(bed.check(), Some(0), "{text}");
+        signal(pid, Signal::TERM);
+        assert_eq!(agent.exit_code(), 0);
+        assert_eq!(bed.check(), Some(code), "{text}");
+    }
+    // Nothing is in force, and all the same it shall be as if there had been no agent.
+    assert!(bed.tidegate().arg("detach").status().unwrap().success());
+    assert_eq!(bed.check(), Some(0));
 }
 
 /// Of two limits of one name in two files the first counts.
