@@ -1,7 +1,10 @@
 //! All that is known of the limits of a host, as data that serializes: what `tidegate status --json` prints
 //! and `tidegate web` shows; and what of it somebody should be told.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeStruct};
 use serde_json::Value;
@@ -31,6 +34,8 @@ pub struct HostStatus {
     /// Software NICs that run.
     pub nics: Vec<Value>,
     pub fleet: Option<NodeStatus>,
+    /// The socket that a daemon of a fleet has left which has died.
+    pub fleet_left: Option<PathBuf>,
     pub agent: Option<AgentStatus>,
 }
 
@@ -152,8 +157,8 @@ impl HostStatus {
             let members = limit.members.as_deref().unwrap_or_default();
             limit.outside = cgroups.outside(&limit.scope, members);
         }
-        let nics = RunDir::at(run_dir).running();
-        HostStatus { limits, waiting: host.store().waiting(), nics, fleet, agent }
+        let (waiting, nics) = (host.store().waiting(), RunDir::at(run_dir).running());
+        HostStatus { limits, waiting, nics, fleet, fleet_left: None, agent }
     }
 
     /// Leaves what is known of one limit.
@@ -248,6 +253,8 @@ impl HostStatus {
         alarms.extend(self.limits.iter().flat_map(programs_before));
         alarms.extend(required);
         alarms.extend(agent.into_iter().flat_map(of_agent));
+        let left = self.fleet_left.iter().filter(|_| !self.limits.is_empty());
+        alarms.extend(left.map(|socket| of_daemon(socket, &self.limits)));
         alarms.extend(self.nics.iter().flat_map(of_nic));
         Warnings { alarms, waiting }
     }
@@ -297,6 +304,17 @@ fn of_agent(AgentStatus { running, stopped, report }: &AgentStatus) -> Vec<Strin
         alarms.push(format!("limit `{name}` of {file} is NOT ENFORCED: {reason}"));
     }
     alarms
+}
+
+fn of_daemon(socket: &Path, limits: &[LimitStatus]) -> String {
+    let lent = limits.iter().filter(|limit| limit.lent).map(|limit| format!("`{}`", limit.name));
+    let lent: Vec<_> = lent.collect();
+    let names = if lent.is_empty() { String::new() } else { format!(": {}", lent.join(", ")) };
+    format!(
+        "the daemon of the fleet has died; without it limits of its groups fall back to this host's reserved \
+         share{names}; start it again, or remove {} if this host has left the fleet",
+        socket.display()
+    )
 }
 
 fn of_nic(nic: &Value) -> impl Iterator<Item = String> {

@@ -6,7 +6,10 @@
 //!
 //! The socket is its owner's alone (mode 600), so who may open it may reload. `tidegate web` has the metrics.
 
-use std::path::Path;
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use hyper::{
     Method, Request, StatusCode,
@@ -129,6 +132,14 @@ pub fn status(path: &Path) -> Result<Option<NodeStatus>, ApiError> {
         path: path.display().to_string(),
         why: format!("another version of tidegate runs there: {e}"),
     })
+}
+
+/// The socket, if a daemon has left it there that has died: one that ends removes it.
+#[must_use]
+pub fn left(path: &Path) -> Option<PathBuf> {
+    let asked = std::os::unix::net::UnixStream::connect(path);
+    let died = asked.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
+    died.then(|| path.to_owned())
 }
 
 /// Has a daemon read its spec again; what changed, `None` if none runs.

@@ -452,6 +452,7 @@ fn applied(limit: &Live, earlier: &[Live], sample_ns: u64) -> Applied {
         settings,
         egress,
         ingress,
+        lent: _,
         waiting: _,
         why: _,
         outside: _,

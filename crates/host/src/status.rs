@@ -57,6 +57,9 @@ pub struct LimitStatus {
     pub egress: Option<DirectionStatus>,
     /// To the workload.
     pub ingress: Option<DirectionStatus>,
+    /// A group has lent it a rate, for longer or not.
+    #[serde(skip)]
+    pub lent: bool,
     /// Whose packets wait in its queues, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting: Option<Queues>,
@@ -446,6 +449,7 @@ impl LimitStatus {
             settings: Settings { options: None, xdp_mode: None },
             egress: None,
             ingress: None,
+            lent: false,
             waiting: None,
             why: Some(why),
             other_build: None,
@@ -483,6 +487,7 @@ impl LimitStatus {
             settings: (*options).into(),
             egress: direction(Direction::Egress)?,
             ingress: direction(Direction::Ingress)?,
+            lent: maps.is_lent()?,
             waiting: None,
             why: None,
             other_build: None,
@@ -684,6 +689,7 @@ mod tests {
             settings,
             egress: Some(egress),
             ingress: None,
+            lent: false,
             waiting: None,
             why: None,
             other_build: None,

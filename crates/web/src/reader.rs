@@ -139,9 +139,12 @@ fn start(arguments: &[String], link: OwnedFd, socket: OwnedFd) -> io::Result<Chi
     command.stdin(Stdio::from(link)).stdout(Stdio::from(socket)).spawn()
 }
 
+/// What the daemon of a fleet said last, and the socket that it has left if it has died.
+type Fleet = (Option<NodeStatus>, Option<PathBuf>);
+
 /// What the fleet's daemon said last. It is asked by a thread: nobody waits for it.
-fn ask_fleet(socket: PathBuf) -> Arc<Mutex<Option<NodeStatus>>> {
-    let fleet = Arc::new(Mutex::new(None));
+fn ask_fleet(socket: PathBuf) -> Arc<Mutex<Fleet>> {
+    let fleet = Arc::new(Mutex::new((None, None)));
     let (weak, mut first) = (Arc::downgrade(&fleet), true);
     thread::spawn(move || {
         while let Some(fleet) = weak.upgrade() {
@@ -149,7 +152,8 @@ fn ask_fleet(socket: PathBuf) -> Arc<Mutex<Option<NodeStatus>>> {
                 thread::sleep(FLEET_EVERY);
             }
             let said = api::status(&socket).ok().flatten();
-            *fleet.lock().unwrap_or_else(PoisonError::into_inner) = said;
+            let left = api::left(&socket);
+            *fleet.lock().unwrap_or_else(PoisonError::into_inner) = (said, left);
         }
     });
     fleet
@@ -158,7 +162,7 @@ fn ask_fleet(socket: PathBuf) -> Arc<Mutex<Option<NodeStatus>>> {
 struct Reader {
     host: Host,
     run_dir: PathBuf,
-    fleet: Arc<Mutex<Option<NodeStatus>>>,
+    fleet: Arc<Mutex<Fleet>>,
     /// As many as are at work, and one.
     looks: Arc<()>,
 }
@@ -187,9 +191,10 @@ impl Reader {
 
     fn status(&self) -> (Head, String) {
         let start = Instant::now();
-        let fleet = self.fleet.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (fleet, left) = self.fleet.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let status = HostStatus::read(&self.host, &self.run_dir, fleet);
-        let read = status.map_err(|e| e.to_string()).and_then(|status| {
+        let read = status.map_err(|e| e.to_string()).and_then(|mut status| {
+            status.fleet_left = left;
             let body = serde_json::to_string(&status).map_err(|e| e.to_string())?;
             Ok((status.warnings(), body))
         });

@@ -35,7 +35,8 @@ pub fn run(store: &Path, run_dir: &Path, socket: &Path, look: LookArgs) -> Resul
     };
     let agent = Service { wanted: wanted(LIMITS_FILE), ..agent(run_dir) };
     let services = vec![agent, daemon];
-    let seen = Seen { survey: Survey::take(store), limits: status::seen(store, run_dir), services };
+    let limits = status::seen(store, run_dir, socket);
+    let seen = Seen { survey: Survey::take(store), limits, services };
     let report = judge(&seen);
     let mut out = output::stdout();
     if look.json {

@@ -12,6 +12,7 @@ use tidegate_core::{
     Bytes, Nanos, Rate, Scheme,
     police::{COLOUR_NAMES, Policy},
 };
+use tidegate_fleet::api;
 use tidegate_host::{
     doctor::Limits, host::Host, plan::State, status::LimitStatus, waiting::Queues,
 };
@@ -86,6 +87,7 @@ fn show(
         (listing, _) => listing?,
     };
     let mut status = HostStatus::of(&host, &listing, run_dir, fleet);
+    status.fleet_left = socket.and_then(api::left);
     if let Some(name) = name {
         status.keep(name);
         if status.is_empty() {
@@ -102,7 +104,7 @@ fn show(
             limit.waiting = Queues::read(pinned)?;
         }
     }
-    let HostStatus { limits, waiting, nics, fleet, agent } = &status;
+    let HostStatus { limits, waiting, nics, fleet, agent, .. } = &status;
     let mut out = output::stdout();
     if json {
         let text = match name {
@@ -274,8 +276,9 @@ fn warn(out: &mut impl Write, warnings: &Warnings, json: bool) -> Result<()> {
 }
 
 /// The limits of the host as `tidegate doctor` judges them; `None` if they cannot be read.
-pub fn seen(store: &Path, run_dir: &Path) -> Option<Limits> {
-    let status = HostStatus::read(&Host::open(store).ok()?, run_dir, None).ok()?;
+pub fn seen(store: &Path, run_dir: &Path, socket: &Path) -> Option<Limits> {
+    let mut status = HostStatus::read(&Host::open(store).ok()?, run_dir, None).ok()?;
+    status.fleet_left = api::left(socket);
     let Warnings { alarms, waiting } = status.warnings();
     Some(Limits { installed: status.limits.len(), alarms, waiting })
 }

@@ -487,6 +487,39 @@ fn root_a_daemon_needs_one_capability() {
     assert_eq!(host.rate(), ALONE);
 }
 
+/// One that was killed is missed, as an agent is; one that was ended has taken leave.
+#[test]
+fn root_a_daemon_that_has_died_is_missed() {
+    need_root!();
+    let udp = port();
+    let fleet = format!("acceptors = [\"h0\"]\nlisten = \"127.0.0.1:{udp}\"");
+    let host = Host::new("h0", None, &fleet);
+    host.apply();
+    let check = || {
+        let output = host.command(&["status", "--check"]).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    };
+    assert_eq!(check().0, 0, "none has run");
+    let mut daemon = host.start();
+    daemon.wait_to_say("group `uplink` shares");
+    assert_eq!(check().0, 0);
+    signal(daemon.process.0.id(), Signal::KILL);
+    daemon.process.exit_code();
+    let (code, said) = check();
+    let died = "the daemon of the fleet has died; without it limits of its groups";
+    assert!(code == 3 && said.contains(died) && said.contains(": `work`"), "{code} {said}");
+    let doctor = host.command(&["doctor", "--json"]).output().unwrap();
+    let doctor: Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    assert!(doctor["findings"].to_string().contains(died), "{doctor}");
+    wait_for("the end of its lease", || (host.rate() == ALONE).then_some(()));
+    assert!(check().1.contains(": `work`"));
+    let mut daemon = host.start();
+    assert_eq!(check().0, 0);
+    signal(daemon.process.0.id(), Signal::TERM);
+    assert_eq!(daemon.process.exit_code(), 0, "{}", daemon.said());
+    assert_eq!(check().0, 0, "it was ended");
+}
+
 /// Two daemons on loopback that know each other by a registry alone, which comes after them.
 fn found_in_a_registry(
     test: &str,

@@ -101,6 +101,14 @@ impl LimitMaps {
         Ok(self.settings()?.at(now))
     }
 
+    /// Whether a rate was lent, be its lease over or not.
+    ///
+    /// # Errors
+    /// [`LimitError`] when its map cannot be read.
+    pub fn is_lent(&self) -> Result<bool, LimitError> {
+        Ok(self.settings()?.limit.until_ns != [0; 2])
+    }
+
     /// The lease that a direction's rate was set with, if it lasts.
     pub(crate) fn lease(&self, direction: Direction) -> Result<Option<Lease>, LimitError> {
         let settings = self.settings()?;

@@ -110,6 +110,7 @@ pub(in crate::verbs) fn limit(
             settings,
             egress: egress.map(|(status, _)| status),
             ingress: ingress.map(|(status, _)| status),
+            lent: false,
             waiting: None,
             why: None,
             other_build: None,
