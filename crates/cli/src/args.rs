@@ -262,7 +262,8 @@ Examples:
   tidegate explain 10.0.0.1:41234 10.0.0.2:5201
   tidegate explain --json [::1]:80 | jq -r .places[0].sentence
 
-A number is a process (several are looked at in turn), an address with a port a flow, all else a cgroup (/7 is the cgroup `7`).")]
+A number is a process (several are looked at in turn), an address with a port a flow, all else a cgroup
+(/7 is the cgroup `7`).")]
     Explain(ExplainArgs),
     /// Watch all limits live
     ///

@@ -298,7 +298,8 @@ fn is_readable(host: &Host, parent: Option<&str>) -> Result<(), StoreError> {
     parent.map_or(Ok(()), |parent| host.find(parent).map(drop))
 }
 
-/// Whether what was asked of a limit is wrong: of guarantees that are too much together the one that was given.
+/// Whether what was asked of a limit is wrong: of guarantees that are too much together the one that was
+/// given.
 fn is_of(error: &FamilyError, name: &str, asked: &Patch) -> bool {
     let is_too_much = matches!(error.problem, FamilyProblem::Reserved { .. });
     error.name == name || is_too_much && asked.guarantee.is_some()

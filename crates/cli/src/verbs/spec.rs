@@ -220,8 +220,8 @@ fn print(
     } else {
         print_text(&mut out, spec, plan, (waiting, reports), applied)?;
         if !is_followed && reports.iter().any(|report| report.next_change.is_some()) {
-            let line = "! nobody follows these schedules: apply the file again at each change, or have `tidegate \
-                        agent` keep it";
+            let line = "! nobody follows these schedules: apply the file again at each change, or have \
+                        `tidegate agent` keep it";
             writeln!(out, "{}", Paint::stdout().yellow(line))?;
         }
         for (nic, runs) in &nics {

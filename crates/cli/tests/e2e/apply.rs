@@ -206,7 +206,8 @@ fn root_plan_and_apply_say_what_a_schedule_has_off() {
     ] {
         assert!(planned.contains(words), "{words}: {planned}");
     }
-    let nobody = "! nobody follows these schedules: apply the file again at each change, or have `tidegate agent`";
+    let nobody = "! nobody follows these schedules: apply the file again at each change, or have \
+                  `tidegate agent`";
     assert!(planned.contains(nobody), "{planned}");
     let json: serde_json::Value = serde_json::from_str(&plan(&["--json"])).unwrap();
     let off_of = |name: &str| {

@@ -320,8 +320,9 @@ fn flows_that_cannot_be_paced_have_shares_as_transfers_have() {
 }
 
 /// Paced flows whose bursts are longer than their share of two epochs, as TCP's windows make them on a short
-/// path: all of them count all the time. Did they count only in the epochs in which they send, the share would
-/// be too high in many of these, and a class with such flows would have more than its part of what is spare.
+/// path: all of them count all the time. Did they count only in the epochs in which they send, the share
+/// would be too high in many of these, and a class with such flows would have more than its part of what is
+/// spare.
 #[test]
 fn paced_flows_with_long_bursts_count_until_they_are_paid_for() {
     const FLOWS: usize = 8;
