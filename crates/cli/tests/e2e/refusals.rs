@@ -1,6 +1,9 @@
 //! Bad input and hosts that cannot: one message, the right exit code, nothing changed.
 
-use std::process::{Command, Stdio};
+use std::{
+    os::{fd::OwnedFd, unix::net::UnixDatagram},
+    process::{Command, Stdio},
+};
 
 use tidegate_sys::cgroup::Hierarchy;
 
@@ -76,6 +79,19 @@ fn usage_errors_exit_1_and_say_what_to_type() {
             assert!(!message.contains(wrong), "{args:?}: {message}");
         }
     }
+}
+
+/// Lines of several processes on one terminal do not run into each other.
+#[test]
+fn an_error_is_one_write() {
+    let (reads, writes) = UnixDatagram::pair().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(["run", "true"]).stdin(Stdio::null()).stderr(OwnedFd::from(writes));
+    assert_eq!(command.status().unwrap().code(), Some(1));
+    let mut line = [0; 4096];
+    let bytes = reads.recv(&mut line).unwrap();
+    let line = str::from_utf8(&line[..bytes]).unwrap();
+    assert!(line.starts_with("tidegate: error: ") && line.ends_with('\n'), "{line:?}");
 }
 
 #[test]
