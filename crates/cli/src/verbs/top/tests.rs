@@ -262,7 +262,7 @@ fn limits_that_are_not_on_are_below_the_others() {
     let reports = vec![
         report("alice", LimitState::InForce, None, Some("2026-03-02T18:00+01:00")),
         report("games", LimitState::Off, Some("x"), Some("2026-03-02T18:00+01:00")),
-        report("old.service", LimitState::Waiting, Some("there is no unit"), None),
+        report("old.service", LimitState::Waiting, Some("no unit runs"), None),
         report("two", LimitState::Refused, Some("limit `one` has it"), None),
     ];
     model.kept(vec![waits("job")], Some(reports));
