@@ -267,8 +267,8 @@ fn of_outside(LimitStatus { name, outside, .. }: &LimitStatus) -> Option<String>
         more => format!(" and {more} more"),
     };
     Some(format!(
-        "limit `{name}` is NOT ENFORCED on cgroup `{first}`{more}, which came after it, as no agent keeps it; \
-         type `tidegate limit restore {name}`"
+        "limit `{name}` is NOT ENFORCED on cgroup `{first}`{more}, which came after it, as no agent keeps \
+         it; type `tidegate limit restore {name}`"
     ))
 }
 
