@@ -256,7 +256,7 @@ fn place(text: &str, name: &str) -> Option<Place> {
     Some(Place { lines: start..end, values: values.collect(), room })
 }
 
-/// What the agent would not read is not written.
+/// Refuses a text that the agent would not read.
 fn checked(path: &Path, file: &str, text: String) -> Result<Edit, PersistError> {
     Spec::parse(file, &text)?;
     Ok(Edit { path: path.to_owned(), text })

@@ -256,7 +256,7 @@ pub struct Cgroups<'a> {
 }
 
 impl Cgroups<'_> {
-    /// Those that a limit with a selector is to have beside its members, as far as cgroups alone say which.
+    /// The cgroups that a limit with a selector is to have beside its members, as far as cgroups alone tell.
     pub fn outside(&mut self, scope: &Scope, members: &[String]) -> Vec<String> {
         let mut all = self.members(scope, None);
         all.retain(|path| !members.contains(path));

@@ -36,7 +36,7 @@ pub enum FqError {
     NoFq {
         device: String,
         qdisc: String,
-        /// What limits such a scope without it.
+        /// A scheme that limits such a scope without a qdisc.
         other: Scheme,
     },
     #[error(

@@ -167,7 +167,7 @@ pub struct PinnedLimit {
     pub scope: Option<Scope>,
     /// Where it was put on.
     pub installed_on: Option<Scope>,
-    /// That has been removed, and another one of its name is there.
+    /// Whether that has been removed, and another one of its name is there.
     pub is_anew: bool,
     /// Hooks at which its program no longer is, though the cgroup or device is there: somebody took it off.
     /// `parent` is among them when the parent that it knows is no more.

@@ -139,7 +139,7 @@ fn start(arguments: &[String], link: OwnedFd, socket: OwnedFd) -> io::Result<Chi
     command.stdin(Stdio::from(link)).stdout(Stdio::from(socket)).spawn()
 }
 
-/// What the daemon of a fleet said last, and the socket that it has left if it has died.
+/// The last status of a fleet's daemon, and the socket that it has left if it has died.
 type Fleet = (Option<NodeStatus>, Option<PathBuf>);
 
 /// What the fleet's daemon said last. It is asked by a thread: nobody waits for it.

@@ -22,7 +22,7 @@ use tidegate_host::{
 
 use super::Cli;
 
-/// What a limit on a cgroup never has.
+/// The flags that a limit on a cgroup never has.
 const DEVICES_ALONE: [&str; 2] = ["match", "hook"];
 
 /// What a limit does; every flag may be left out.

@@ -7,7 +7,7 @@ use tidegate_core::{
 
 use crate::{cgroup::CgroupError, fq::FqError, intf, net::NetError};
 
-/// What to do where a program was not loaded.
+/// The advice for a program that was not loaded.
 fn advice(error: &(dyn std::error::Error + 'static)) -> &'static str {
     let causes = std::iter::successors(Some(error), |error| error.source());
     let codes = causes.filter_map(|error| error.downcast_ref::<std::io::Error>()?.raw_os_error());

@@ -283,7 +283,7 @@ impl GoneJournal {
     }
 }
 
-/// What the agent of the store at `root` has locked.
+/// The file that the agent of the store at `root` has locked.
 pub(super) fn agent_lock(root: &Path) -> PathBuf {
     let store = absolute(root).to_string_lossy().trim_matches('/').replace('/', "-");
     mounts::host_path(Path::new(RUN)).join(format!("agent-{store}.lock"))

@@ -16,7 +16,7 @@ pub(super) struct Whereabouts {
     /// Now; `None` if that is gone.
     pub(super) scope: Option<Scope>,
     pub(super) installed_on: Option<Scope>,
-    /// That is gone, and another one of its name is there.
+    /// Whether that is gone, and another one of its name is there.
     pub(super) is_anew: bool,
     /// The hooks at which it is no longer.
     pub(super) unhooked: Vec<&'static str>,
