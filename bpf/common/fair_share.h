@@ -72,9 +72,9 @@ static inline __attribute__((always_inline)) __u64 fs_max(__u64 a, __u64 b)
 
 /*
  * All bits set if a < b, and none otherwise, without a branch. The law below takes dozens of minima
- * and maxima once an epoch, and the verifier follows both sides of each branch: with branches
- * `pace` takes twice as long to load. Code that runs for each packet has branches, which are
- * cheaper to run.
+ * and maxima once an epoch, and a window some with each ACK; the verifier follows both sides of
+ * each branch: with branches `pace` takes twice as long to load. Other code that runs for each
+ * packet has branches, which are cheaper to run.
  *
  * The sign of a - b is the answer unless exactly one of the two has its highest bit set; then that
  * of b is (as GT in BearSSL's inner.h). The empty asm keeps the compiler from making it a branch.

@@ -12,6 +12,7 @@
 #define TG_NRM_EPOCH_H
 
 #include "common/epoch.h"
+#include "common/verifier.h"
 #include "nrm/intf.h"
 #include "nrm/unpaced.h"
 
@@ -20,10 +21,13 @@
  * is the last epoch in which it counts. It is zero for a new flow, so epochs are numbered from
  * one. Returns whether it was counted now.
  */
-static inline __attribute__((always_inline)) int ep_count_flow(struct tg_queue *queue, __u32 *seen)
+VF_ONCE int ep_count_flow(struct tg_queue *queue, __u32 *seen)
 {
-	__u32 epoch, before = *(volatile __u32 *)seen;
+	__u32 epoch, before;
 
+	if (!queue || !seen)
+		return 0;
+	before = *(volatile __u32 *)seen;
 	if (before - (*(volatile __u32 *)&queue->epoch + 1) < TG_STAYS || !ep_enter(queue))
 		return 0;
 	epoch = queue->epoch + 1;
@@ -45,14 +49,16 @@ static inline __attribute__((always_inline)) int ep_count_flow(struct tg_queue *
  * flow's share would still be busy with it. Otherwise flows that send in bursts would share only
  * with flows that send in the same epoch. `*until` is the last epoch in which it counts.
  */
-static inline __attribute__((always_inline)) void ep_stay(struct tg_nrm_queue *queue, __u32 *until,
-							  __u64 ahead_ns)
+VF_ONCE int ep_stay(struct tg_nrm_queue *queue, __u32 *until, __u64 ahead_ns)
 {
-	__u64 ahead = ahead_ns / (fs_max(queue->common.epoch_us, 1) * 1000ULL);
 	__u32 epoch, last, counts;
+	__u64 ahead;
 
+	if (!queue || !until)
+		return 0;
+	ahead = ahead_ns / (fs_max(queue->common.epoch_us, 1) * 1000ULL);
 	if (!ahead || !ep_enter(&queue->common))
-		return;
+		return 0;
 	epoch = queue->common.epoch + 1;
 	last = epoch + fs_min(ahead, TG_STAYS - 1);
 	counts = *until - epoch < TG_STAYS ? *until : epoch;
@@ -60,6 +66,7 @@ static inline __attribute__((always_inline)) void ep_stay(struct tg_nrm_queue *q
 		queue->stays[++counts % TG_STAYS]++;
 	*until = counts;
 	ep_leave(&queue->common);
+	return 0;
 }
 
 /*

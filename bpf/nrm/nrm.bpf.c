@@ -28,6 +28,7 @@
 #include "nrm/tree.h"
 #include "nrm/tune.h"
 #include "nrm/unpaced.h"
+#include "common/verifier.h"
 #include "common/vmlinux.h"
 #include "common/wire_bytes.h"
 
@@ -278,8 +279,9 @@ static __always_inline void find_place(struct __sk_buff *skb, const struct tg_nr
 	if (!packet->is_parent)
 		return;
 	socket = skb->sk ? bpf_sk_storage_get(&sockets_of_limit, skb->sk, 0, 0) : 0;
-	packet->claimed = tg_is_claimed(socket, packet->now);
+	packet->claimed = vf_forget(tg_is_claimed(socket, packet->now), packet->now);
 	packet->is_own = !packet->claimed;
+	packet->unpaced &= packet->is_own;
 }
 
 /*
@@ -648,7 +650,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	struct tg_counters *c;
 	struct tg_limit *limit;
 	struct bpf_sock *sk;
-	__u32 key, slot, verdict;
+	__u32 key, slot, verdict, unpaced;
 	int answers;
 
 	if (skb->mark == TG_DEAD_MARK)
@@ -662,7 +664,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	c = bpf_map_lookup_elem(&counters, &key);
 	if (!limit || !queue || !own || !c)
 		return RET_PASS;
-	packet.paced = !!(limit->flags & TG_FLAG_PACE_FAIR);
+	packet.paced = vf_forget(!!(limit->flags & TG_FLAG_PACE_FAIR), limit->flags);
 	sk = packet.paced && skb->sk ? bpf_sk_fullsock(skb->sk) : 0;
 	conf = &limit->queue[direction];
 	if (!conf->cost) {
@@ -686,6 +688,11 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 	packet.now = bpf_ktime_get_ns();
 	packet.slot = slot;
 	packet.windows = packet.paced && direction == TG_INGRESS;
+	/* TCP of this host can be paced, or limited by its window. */
+	unpaced = packet.paced & vf_forget(!(sk && sk->protocol == IPPROTO_TCP), packet.now);
+	packet.unpaced = packet.windows & unpaced;
+	/* Not packets that the kernel answers with, without a socket. */
+	packet.needs_share = unpaced & vf_forget(!!sk, packet.now);
 	if (has_parent)
 		tg_claim(skb->sk, packet.now);
 	find_place(skb, queue, &packet);
@@ -705,14 +712,9 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		}
 		packet.admitted = answers == ANSWER_GOES;
 	}
-	/* TCP of this host can be paced, or limited by its window. */
-	if (packet.paced && !(sk && sk->protocol == IPPROTO_TCP)) {
-		packet.unpaced = packet.windows && !packet.claimed;
-		/* Not packets that the kernel answers with, without a socket. */
-		packet.needs_share = !!sk;
-	}
 
 	verdict = decide(skb, conf, own_conf, queue, own, c, direction, &packet);
+	verdict = vf_forget(verdict, packet.now);
 	if (verdict < VQ_DROP_FULL && takes_part(&packet))
 		account(skb, limit, conf, own_conf, queue, own, direction, &packet);
 	/* The verdicts are the first outcomes, in the same order. */

@@ -8,6 +8,7 @@
 #include "common/flow.h"
 #include "nrm/intf.h"
 #include "common/packet.h"
+#include "common/verifier.h"
 #include "nrm/arrival.h"
 #include "nrm/unpaced_flow.h"
 
@@ -29,7 +30,7 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf,
 		       struct tg_nrm_queue *queue, const struct arrival *packet, __u32 index)
 {
 	struct uf_set *set;
-	__u64 flow;
+	__u64 flow, way;
 	__u32 key;
 
 	if (!conf || !queue || !packet)
@@ -43,7 +44,8 @@ __noinline int reserve(struct __sk_buff *skb, const struct vq_conf *conf,
 	set = bpf_map_lookup_elem(&unpaced_flows, &key);
 	if (!set)
 		return 0;
-	index = uf_find(set, flow, packet->now, queue->common.epoch + 1) % UF_WAYS;
+	way = uf_find(set, flow, packet->now, queue->common.epoch + 1);
+	index = vf_forget(way, flow) % UF_WAYS;
 	if (uf_within(queue, &set->way[index], packet->now, packet->bytes, conf->cost))
 		return 1;
 	if (!queue->flooded)

@@ -67,7 +67,7 @@ struct rw_path {
 
 static inline __attribute__((always_inline)) __u64 rw_bytes(__u64 byte_s, __u64 ns)
 {
-	return fs_min(byte_s, RW_MAX_BYTE_S) * fs_min(ns, RW_MAX_NS) / RW_SECOND_NS;
+	return fs_lesser(byte_s, RW_MAX_BYTE_S) * fs_lesser(ns, RW_MAX_NS) / RW_SECOND_NS;
 }
 
 /*
@@ -75,11 +75,11 @@ static inline __attribute__((always_inline)) __u64 rw_bytes(__u64 byte_s, __u64 
  */
 static inline __attribute__((always_inline)) __u64 rw_most(const struct rw_path *path)
 {
-	__u64 rtt_ns = fs_min(path->rtt_ns, RW_MAX_NS);
+	__u64 rtt_ns = fs_lesser(path->rtt_ns, RW_MAX_NS);
 	__u64 bytes = rw_bytes(path->byte_s, rtt_ns + rtt_ns / 4 + RW_SLACK_NS) +
 		      RW_LEAST_SEGMENTS * (__u64)path->mss;
 
-	return fs_min(bytes, RW_MAX_BYTES);
+	return fs_lesser(bytes, RW_MAX_BYTES);
 }
 
 /*
@@ -91,7 +91,7 @@ static inline __attribute__((always_inline)) __u64 rw_owes(const struct rw_flow 
 	__u64 elapsed = now_ns > flow->last_ns ? now_ns - flow->last_ns : 0;
 	__u64 debt_ns = flow->debt_bytes * RW_SECOND_NS / fs_max(flow->byte_s, 1);
 
-	debt_ns = fs_min(debt_ns, RW_DEBT_MAX_NS);
+	debt_ns = fs_lesser(debt_ns, RW_DEBT_MAX_NS);
 	return debt_ns > elapsed ? debt_ns - elapsed : 0;
 }
 
@@ -99,7 +99,7 @@ static inline __attribute__((always_inline)) __u64 rw_owes(const struct rw_flow 
 static inline __attribute__((always_inline)) __u32
 rw_window(struct rw_flow *flow, const struct rw_path *path, __u64 now_ns)
 {
-	__s64 most = rw_most(path), least = fs_min(RW_LEAST_SEGMENTS * (__u64)path->mss, most);
+	__s64 most = rw_most(path), least = fs_lesser(RW_LEAST_SEGMENTS * (__u64)path->mss, most);
 	__u64 elapsed = now_ns > flow->last_ns ? now_ns - flow->last_ns : 0;
 	__u32 received = path->rcv_nxt - flow->rcv_nxt;
 	__u64 paid = rw_bytes(flow->byte_s, elapsed), debt = flow->debt_bytes;
@@ -112,8 +112,8 @@ rw_window(struct rw_flow *flow, const struct rw_path *path, __u64 now_ns)
 	} else {
 		flow->credit = most;
 	}
-	flow->byte_s = fs_min(path->byte_s, RW_MAX_BYTE_S);
-	flow->debt_bytes = fs_min(debt, fs_min(RW_DEBT_MAX_S * flow->byte_s, RW_MAX_BYTES));
+	flow->byte_s = fs_lesser(path->byte_s, RW_MAX_BYTE_S);
+	flow->debt_bytes = fs_lesser(debt, fs_lesser(RW_DEBT_MAX_S * flow->byte_s, RW_MAX_BYTES));
 	if (flow->credit > most)
 		flow->credit = most;
 	if (flow->credit < -most)
