@@ -11,7 +11,7 @@ use anyhow::{Result, anyhow};
 use jiff::Zoned;
 use tidegate_agent::{
     persist::{self, Edit, NewLimit, PersistError},
-    report::{LimitReport, LimitState},
+    report::LimitState,
     run::{give_back_from, moved_for},
     scan,
     status::AgentStatus,
@@ -57,7 +57,8 @@ pub fn run(store: &Path, run_dir: &Path, file: &Path, verb: LimitVerb) -> Result
     }
 }
 
-/// Does the work with other writers kept out, and lets them in again whatever came of it.
+/// Does the work with other writers kept out, and lets them in again whatever came of it. An edit of the
+/// host's file begins here, too: of two at once the later one must find what the earlier one has written.
 fn locked(host: &Host, work: impl FnOnce(&mut LockedHost) -> Result<String>) -> Result<ExitCode> {
     let mut host = host.lock()?;
     let done = work(&mut host);
@@ -127,18 +128,15 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
     // What can be refused without the host is refused before that is asked for anything.
     written.options(&Trees::default(), Kernel::WHOLE, None).map_err(flag_error)?;
     let host = verbs::open(store)?;
-    let edit = match args.persist {
-        true => {
-            let given = &args.limit.given;
-            persist::add(file, NewLimit { name, scope: &scope, parent, given })?
-        }
-        false => None,
-    };
-    let (scope, members) = match found(&host, &scope)? {
+    let given = &args.limit.given;
+    let in_file = NewLimit { name, scope: &scope, parent, given };
+    let edit =
+        || args.persist.then(|| persist::add(file, in_file)).transpose().map(Option::flatten);
+    let (found, members) = match found(&host, &scope)? {
         Ok(found) => found,
         Err(why) if args.persist => {
             let locked = host.lock()?;
-            let written = edit.as_ref().map_or(Ok(()), Edit::store);
+            let written = edit().and_then(|edit| edit.as_ref().map_or(Ok(()), Edit::store));
             verbs::close(locked);
             written?;
             let state = by_agent(run_dir, file, name).unwrap_or_else(|| {
@@ -154,17 +152,18 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
         }
     };
     locked(&host, |host| {
+        let edit = edit()?;
         host.reserve_journal()?;
         host.force(args.force);
         let name = args.name.clone();
-        let shown = output::scope_with(&scope, &members);
+        let shown = output::scope_with(&found, &members);
         let present = host.host().present()?;
         let is = present.iter().find(|limit| limit.name == name);
         let trees = Trees::of(&present);
         let options = written.options(&trees, features::kernel(), is.map(|is| &is.options));
         let options = options.map_err(flag_error)?;
         let (parent, asked) = (args.parent.clone(), patch.asked());
-        let (of, scope) = (name.clone(), scope.clone());
+        let (of, scope) = (name.clone(), found.clone());
         let wanted = Wanted { name: of, scope, members, options, parent, asked };
         is_readable(host.host(), args.parent.as_deref())?;
         let wanted = join(&present, &wanted).map_err(|e| match is_of(&e, &name, &patch) {
@@ -216,17 +215,17 @@ fn set(store: &Path, run_dir: &Path, file: &Path, args: &SetArgs) -> Result<Exit
     }
     let name = &args.name;
     let host = verbs::open(store)?;
-    let edit = persist::set(file, name, &args.limit.given)?;
-    // The schedule of the file says what holds now.
-    let row = edit.as_ref().and_then(|edit| edit.row(name, &Zoned::now()));
-    let row = row.filter(|row| {
-        let (egress, ingress) = (patch.egress.is_some(), patch.ingress.is_some());
-        patch.egress = patch.egress.and(row.egress).or(patch.egress);
-        patch.ingress = patch.ingress.and(row.ingress).or(patch.ingress);
-        (egress && row.egress.is_some()) || (ingress && row.ingress.is_some())
-    });
-    let row = row.map(|row| format!("; its schedule ({row}) holds now")).unwrap_or_default();
     locked(&host, |host| {
+        let edit = persist::set(file, name, &args.limit.given)?;
+        // The schedule of the file says what holds now.
+        let row = edit.as_ref().and_then(|edit| edit.row(name, &Zoned::now()));
+        let row = row.filter(|row| {
+            let (egress, ingress) = (patch.egress.is_some(), patch.ingress.is_some());
+            patch.egress = patch.egress.and(row.egress).or(patch.egress);
+            patch.ingress = patch.ingress.and(row.ingress).or(patch.ingress);
+            (egress && row.egress.is_some()) || (ingress && row.ingress.is_some())
+        });
+        let row = row.map(|row| format!("; its schedule ({row}) holds now")).unwrap_or_default();
         host.reserve_journal()?;
         let found = host.host().find(name)?;
         let limit = found.as_ref().map(present);
@@ -234,8 +233,15 @@ fn set(store: &Path, run_dir: &Path, file: &Path, args: &SetArgs) -> Result<Exit
             let Some(edit) = &edit else { return Err(not_in_force(host.host(), name)) };
             let written = persisted(Some(edit), file, "changed in")?;
             let agent = AgentStatus::find(run_dir).filter(|agent| agent.keeps(file));
-            let words = agent.as_ref().and_then(|agent| agent.limit(name)).map(LimitReport::words);
-            let words = words.unwrap_or_else(|| "not on this host".to_owned());
+            let kept = agent.as_ref().and_then(|agent| agent.limit(name));
+            let words = match kept {
+                // It has not looked yet.
+                Some(kept) if kept.state == LimitState::InForce => {
+                    "off until the agent puts it back".to_owned()
+                }
+                Some(kept) => kept.words(),
+                None => "not on this host".to_owned(),
+            };
             return Ok(format!("limit `{name}` is {words}{written}"));
         };
         is_readable(host.host(), limit.parent.as_deref())?;
@@ -318,21 +324,22 @@ struct Unenforced(String);
 fn del(store: &Path, file: &Path, name: &str) -> Result<ExitCode> {
     store::check_name(name)?;
     let host = verbs::open(store)?;
-    let edit = match persist::del(file, name) {
+    let edit = || match persist::del(file, name) {
         // A limit comes off all the same.
         Err(PersistError::Broken(why)) => {
             say(&format!("tidegate: note: {} is not changed: {why}", file.display()));
-            None
+            Ok(None)
         }
-        edit => edit?,
+        edit => edit,
     };
     // Nothing to take off is what was asked for; but a slip of the pen shall be seen.
     let waits = host.store().waiting().iter().any(|waits| waits.name == name);
-    if host.find(name).is_ok_and(|found| found.is_none()) && !waits && edit.is_none() {
+    if host.find(name).is_ok_and(|found| found.is_none()) && !waits && edit()?.is_none() {
         say(&format!("tidegate: note: nothing to take off: {}", verbs::missing(&host, name)));
         return Ok(ExitCode::SUCCESS);
     }
     locked(&host, |host| {
+        let edit = edit()?;
         let is = host.host().find(name);
         let waited = host.forget_waiting(name)? && waits;
         if !matches!(is, Ok(None)) && !waited {

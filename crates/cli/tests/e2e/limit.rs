@@ -1,6 +1,6 @@
 //! `tidegate limit`, `status`, `monitor` and `detach`.
 
-use std::time::Instant;
+use std::{process::Stdio, time::Instant};
 
 use tidegate_sys::cgroup::Cgroup;
 
@@ -204,7 +204,7 @@ fn root_a_reader_who_goes_away_is_no_error() {
     place.ok(&["limit", "add", "a", "--cgroup", place.group.path(), "--egress", "50mbit"]);
     let mut command = place.tidegate();
     command.args(["monitor", "--interval", "10ms"]);
-    command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = crate::common::Guard(command.spawn().unwrap());
     drop(child.0.stdout.take());
     let status = wait_for("the end of monitor", || child.0.try_wait().unwrap());
@@ -336,4 +336,34 @@ fn root_limit_persists_in_the_file_of_the_host() {
     assert!(said.contains("is off; taken out of"), "{said}");
     assert_eq!(read(), "# Ours.\n\n");
     assert!(place.limits().is_empty());
+}
+
+#[test]
+fn root_limits_that_persist_at_once_are_all_written() {
+    need_root!();
+    const WRITERS: usize = 6;
+    let place = Place::new();
+    let groups: Vec<_> = (0..WRITERS).map(|i| place.child(&format!("w{i}"))).collect();
+    let names: Vec<_> = (0..WRITERS).map(|i| format!("w{i}")).collect();
+    let read = || std::fs::read_to_string(place.host_file()).unwrap_or_default();
+    let at_once = |verb: &dyn Fn(usize) -> Vec<String>| {
+        let running = (0..WRITERS)
+            .map(|i| place.tidegate().args(verb(i)).stdout(Stdio::null()).spawn().unwrap());
+        let running: Vec<_> = running.collect();
+        for mut writer in running {
+            assert!(writer.wait().unwrap().success());
+        }
+    };
+    let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    at_once(&|i| {
+        let (name, cgroup) = (&names[i], groups[i].path());
+        words(&format!("limit add {name} --cgroup {cgroup} --egress 50mbit --persist"))
+    });
+    assert_eq!(read().matches("[[limit]]").count(), WRITERS);
+    at_once(&|i| words(&format!("limit set {} --egress 2{i}mbit", names[i])));
+    for i in 0..WRITERS {
+        assert!(read().contains(&format!("egress = \"2{i}mbit\"")), "{}", read());
+    }
+    at_once(&|i| words(&format!("limit del {}", names[i])));
+    assert_eq!(read().matches("[[limit]]").count(), 0);
 }
