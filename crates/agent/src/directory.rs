@@ -1,10 +1,13 @@
 //! The agent's files: all `*.toml` of a directory, in the order of their names.
 
 use std::{
-    fs,
-    io::{ErrorKind, Read},
+    fs::{self, OpenOptions},
+    io::{self, ErrorKind, Read},
+    os::unix::fs::OpenOptionsExt,
     path::Path,
 };
+
+use rustix::fs::OFlags;
 
 use tidegate_host::spec::{MAX_SPEC_BYTES, Spec};
 
@@ -37,25 +40,67 @@ pub fn read(directory: &Path) -> Files {
     for name in names {
         let path = directory.join(name);
         let file = path.display().to_string();
-        let mut text = String::new();
-        let read = fs::File::open(&path);
-        let read = read.and_then(|file| file.take(MAX_SPEC_BYTES + 1).read_to_string(&mut text));
-        match read {
-            // It has been removed meanwhile.
-            Err(e) if e.kind() == ErrorKind::NotFound => continue,
+        let text = match read_file(&path) {
+            // It has been removed meanwhile. A link whose target is away is not: that comes back.
+            Err(e) if e.kind() == ErrorKind::NotFound && fs::symlink_metadata(&path).is_err() => {
+                continue;
+            }
             Err(e) => {
                 files.errors.push(format!("{file}: cannot be read: {e}"));
                 continue;
             }
-            Ok(_) if text.len() as u64 > MAX_SPEC_BYTES => {
+            Ok(text) if text.len() as u64 > MAX_SPEC_BYTES => {
                 files.errors.push(format!("{file}: is larger than {} MiB", MAX_SPEC_BYTES >> 20));
                 continue;
             }
-            Ok(_) => {}
-        }
+            Ok(text) => text,
+        };
         let (spec, errors) = Spec::parse_what_is_good(&file, &text);
         files.specs.extend(spec);
         files.errors.extend(errors.iter().map(ToString::to_string));
     }
     files
+}
+
+/// The text of a file, up to one byte more than is allowed. A pipe or device is refused: it might never end.
+fn read_file(path: &Path) -> io::Result<String> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a file"));
+    }
+    let mut text = String::new();
+    file.take(MAX_SPEC_BYTES + 1).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_an_error_and_nothing_waits_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(
+            at("a.toml"),
+            "[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\negress = \"1mbit\"\n",
+        )
+        .unwrap();
+        mknodat(CWD, at("b.toml"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        symlink("/nowhere/c.toml", at("c.toml")).unwrap();
+        fs::create_dir(at("d.toml")).unwrap();
+        let files = read(dir.path());
+        assert_eq!(files.specs.len(), 1);
+        let errors = files.errors.iter().map(|e| e.split(".toml: ").last().unwrap());
+        let words = ["it is not a file", "No such file or directory", "it is not a file"];
+        for (error, words) in errors.zip(words) {
+            assert!(error.starts_with("cannot be read: ") && error.contains(words), "{error}");
+        }
+        assert_eq!(files.errors.len(), words.len());
+    }
 }
