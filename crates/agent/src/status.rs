@@ -69,6 +69,27 @@ impl AgentStatus {
         self.running && whole(Path::new(&self.report.directory)) == directory
     }
 
+    /// Compares what it said last with the limits of a store, which others may have changed since.
+    fn compare(&mut self, store: &Path, limits: &[LimitStatus]) {
+        if !self.running || Path::new(&self.report.store) != store {
+            return;
+        }
+        for limit in &mut self.report.limits {
+            let is_there = limits.iter().any(|is| is.name == limit.name);
+            match limit.state {
+                LimitState::InForce if !is_there => {
+                    let why = "something has taken it off; the agent puts it back";
+                    (limit.state, limit.reason) = (LimitState::Refused, Some(why.to_owned()));
+                }
+                LimitState::Refused if is_there => {
+                    let reason = limit.reason.get_or_insert_default();
+                    reason.push_str("; the limit of this name on the host stays as it was");
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// Its report of a limit of its files.
     #[must_use]
     pub fn limit(&self, name: &str) -> Option<&LimitReport> {
@@ -148,7 +169,10 @@ impl HostStatus {
         let mut limits = LimitStatus::all(listing);
         // The ceiling of a limit may be that of one above it.
         hold_ceilings(&mut limits);
-        let agent = AgentStatus::find(run_dir);
+        let mut agent = AgentStatus::find(run_dir);
+        if let Some(agent) = &mut agent {
+            agent.compare(&host.store().path(), &limits);
+        }
         let keeps = agent.as_ref().filter(|agent| agent.running);
         // The agent has cgroups join that come after their limit.
         let is_kept = |name: &str| keeps.is_some_and(|agent| agent.limit(name).is_some());

@@ -6,6 +6,7 @@ use anyhow::Result;
 use tidegate_agent::{
     report::RunFiles,
     run::{give_back_from, moved_for},
+    status::AgentStatus,
 };
 use tidegate_core::class::MAX_DEPTH;
 use tidegate_host::{apply::Backend, nic::state::RunDir, run::sweep};
@@ -49,8 +50,20 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
         writeln!(out, "congestion control `tg_dctcp`, which a killed `run` had left, is removed")?;
     }
     let agent = RunFiles::at(run_dir);
+    let store_path = host.store().path();
+    if let Some(keeper) = AgentStatus::find(run_dir)
+        && keeper.running
+        && Path::new(&keeper.report.store) == store_path
+        && !keeper.report.limits.is_empty()
+    {
+        say(&format!(
+            "tidegate: note: the agent (process {}) puts limits of {} on again; stop it first: systemctl stop \
+             tidegate-agent",
+            keeper.report.pid, keeper.report.directory
+        ));
+    }
     if names.is_empty() && orphans.is_empty() && waiting.is_empty() {
-        agent.forget(&host.store().path());
+        agent.forget(&store_path);
         return Ok(ExitCode::SUCCESS);
     }
     let mut host = host.lock()?;
@@ -93,7 +106,7 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
         }
     }
     if first_error.is_none() {
-        agent.forget(&host.host().store().path());
+        agent.forget(&store_path);
     }
     verbs::close(host);
     first_error.map_or(Ok(ExitCode::SUCCESS), |e| Err(e.into()))

@@ -155,7 +155,7 @@ fn show(
     }
     let agent = agent.as_ref().filter(|agent| agent.running && !json && socket.is_some());
     if let Some(agent) = agent {
-        tell_agent(&mut out, &agent.report)?;
+        tell_agent(&mut out, &agent.report, limits)?;
     }
     Ok(if how.check && !warnings.alarms.is_empty() { CHANGES.into() } else { ExitCode::SUCCESS })
 }
@@ -284,8 +284,10 @@ pub fn seen(store: &Path, run_dir: &Path, socket: &Path) -> Option<Limits> {
 }
 
 /// What the agent keeps, and what its schedules say now.
-fn tell_agent(out: &mut impl Write, report: &Report) -> Result<()> {
-    let in_force = report.limits.iter().filter(|limit| limit.state == LimitState::InForce).count();
+fn tell_agent(out: &mut impl Write, report: &Report, limits: &[LimitStatus]) -> Result<()> {
+    let holds = |name: &str| limits.iter().any(|is| is.name == name && is.state == State::InForce);
+    let in_force = report.limits.iter().filter(|limit| limit.state == LimitState::InForce);
+    let in_force = in_force.filter(|limit| holds(&limit.name)).count();
     let (pid, dir, all) = (report.pid, &report.directory, report.limits.len());
     writeln!(out, "\nAgent (process {pid}) keeps {dir}: {in_force} of {all} limits in force")?;
     for limit in &report.limits {
