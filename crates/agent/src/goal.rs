@@ -27,9 +27,11 @@ use tidegate_host::{
 use tidegate_sys::store::{MAX_LIMITS, check_name};
 
 use crate::report::{LimitReport, LimitState};
+use movers::{Movers, moved_by};
 
 mod annotations;
 mod labels;
+mod movers;
 
 /// The longest name of a limit, as the store has it.
 const MAX_NAME_BYTES: usize = 63;
@@ -170,9 +172,12 @@ pub fn own_cgroup(limit: &str) -> String {
 #[must_use]
 pub fn goal(files: &Files, world: &World, now: &Zoned) -> Goal {
     let (goal, names) = (Goal::default(), BTreeMap::new());
-    let mut builder = Builder { world, goal, names, scheduled: None };
-    for spec in &files.specs {
-        match spec.at(now) {
+    let moments: Vec<_> = files.specs.iter().map(|spec| (spec, spec.at(now))).collect();
+    let known = moments.iter().filter_map(|(_, moment)| moment.as_ref().ok());
+    let movers = Movers::of(known.flat_map(|moment| &moment.spec.limits), world);
+    let mut builder = Builder { world, goal, names, movers, scheduled: None };
+    for (spec, moment) in moments {
+        match moment {
             Ok(moment) => {
                 builder.goal.next = builder.goal.next.into_iter().chain(moment.next).min();
                 for limit in moment.off {
@@ -211,6 +216,7 @@ struct Builder<'a> {
     goal: Goal,
     /// The file of each name.
     names: BTreeMap<String, String>,
+    movers: Movers,
     /// The schedule of the limit at hand, at this moment.
     scheduled: Option<Scheduled>,
 }
@@ -352,24 +358,17 @@ impl Builder<'_> {
 
     /// The cgroups of a limit, and processes that are to be moved for it.
     fn matches(&self, limit: &LimitSpec) -> Result<(Vec<Match>, Vec<Move>), String> {
-        let (Scope::Select(selector), true) = (&limit.scope, limit.follow.moves) else {
+        let Some(selector) = moved_by(limit) else {
+            if limit.follow.moves {
+                return Err("only programs are moved".to_owned());
+            }
             let found = self.world.cgroups_of(&limit.scope).map_err(|e| e.to_string())?;
             return Ok((found, Vec::new()));
         };
-        if selector.kind != SelectorKind::Exe {
-            return Err("only programs are moved".to_owned());
-        }
-        let own = own_cgroup(&limit.name);
         let (mut found, mut moves) = (BTreeSet::new(), Vec::new());
         for program in self.world.matching(&selector.value) {
-            let last = program.cgroup.rsplit('/').next().unwrap_or_default();
-            let above = if last == own {
-                program.cgroup.strip_suffix(&own).unwrap_or_default().trim_end_matches('/')
-            } else {
-                program.cgroup.as_str()
-            };
-            let into = if above.is_empty() { own.clone() } else { format!("{above}/{own}") };
-            if last != own {
+            let (into, is_moved) = self.movers.cgroup_for(&limit.name, program)?;
+            if is_moved {
                 moves.push(Move { pid: program.pid, into: into.clone() });
             }
             if self.world.cgroups.contains_key(&into) {

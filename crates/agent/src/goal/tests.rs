@@ -358,6 +358,46 @@ fn programs_are_moved_next_to_where_they_are_and_stay_there() {
 }
 
 #[test]
+fn a_program_that_several_limits_match_is_moved_by_one() {
+    use tidegate_host::world::Program;
+    let program = |cgroup: &str| Program {
+        pid: 1,
+        exe: "/bin/x".into(),
+        args: String::new(),
+        cgroup: cgroup.to_owned(),
+    };
+    let mover = |name: &str, rest: &str| {
+        let exe = if name == "a" { "x" } else { "*" };
+        limit(name, &format!("exe = \"/bin/{exe}\""), &format!("{RATE}\nmove = true\n{rest}"))
+    };
+    let at = |text: &str, cgroup: &str| {
+        let mut world = world(&["s/tidegate.a", "s/tidegate.b", "s/tidegate.b/own"]);
+        world.programs = vec![program(cgroup)];
+        let goal = goal(&files(&[text]), &world, &now());
+        let moves: Vec<_> = goal.moves.iter().map(|m| m.into.clone()).collect();
+        (moves, states(&goal))
+    };
+    // Strangers: the first has it, wherever it is.
+    let strangers = mover("a", "") + &mover("b", "");
+    let reason = "limits `a` and `b` both match process 1 (/bin/x); `a`, which comes first, has it";
+    let said = ["a in force".to_owned(), format!("b refused: {reason}")];
+    for (cgroup, moves) in
+        [("s", 1), ("s/tidegate.a", 0), ("s/tidegate.b", 1), ("s/tidegate.a/tidegate.b", 0)]
+    {
+        let into = vec!["s/tidegate.a".to_owned(); moves];
+        assert_eq!(at(&strangers, cgroup), (into, said.to_vec()), "{cgroup}");
+    }
+    // One inside the other: the inner one moves it, and both are on its cgroup.
+    let both = ["a in force".to_owned(), "b in force".to_owned()];
+    let tree = mover("a", "") + &mover("b", "parent = \"a\"");
+    let places = [("s", 1), ("s/tidegate.a", 1), ("s/tidegate.b", 0), ("s/tidegate.b/own", 0)];
+    for (cgroup, moves) in places {
+        let into = vec!["s/tidegate.b".to_owned(); moves];
+        assert_eq!(at(&tree, cgroup), (into, both.to_vec()), "{cgroup}");
+    }
+}
+
+#[test]
 fn a_limit_on_containers_keeps_those_whose_engine_has_not_answered() {
     let [known, other, unit] = [
         format!("system.slice/docker-{ID}.scope"),
