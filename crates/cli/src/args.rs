@@ -458,8 +458,16 @@ pub struct PlanAtArgs {
     #[command(flatten)]
     pub plan: PlanArgs,
     /// What schedules say at this local time, such as 2026-03-02T09:00 [default: now]
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", value_parser = local_time)]
     pub at: Option<jiff::civil::DateTime>,
+}
+
+/// A time of the host's zone, in which schedules are.
+fn local_time(text: &str) -> Result<jiff::civil::DateTime, String> {
+    if text.parse::<jiff::Timestamp>().is_ok() {
+        return Err("schedules are in the host's local time; write it without an offset".to_owned());
+    }
+    text.parse().map_err(|e: jiff::Error| e.to_string())
 }
 
 #[derive(Debug, Args)]
@@ -564,6 +572,16 @@ mod tests {
     #[test]
     fn the_table_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_time_is_local() {
+        let at = |time| Cli::try_parse_from(["tidegate", "plan", "a.toml", "--at", time]);
+        assert!(at("2026-03-02T09:00").is_ok());
+        for time in ["2026-03-02T09:00Z", "2026-03-02T09:00+09:00"] {
+            let error = at(time).unwrap_err().to_string();
+            assert!(error.contains("without an offset"), "{error}");
+        }
     }
 
     #[test]

@@ -13,15 +13,18 @@ use tidegate_host::{spec::LimitSpec, world::Match};
 
 use super::{Builder, blank, hashed, names_of_each, set_options};
 
+/// The labels with this beginning are all Tidegate's.
+const OURS: &str = "tidegate.";
 /// Labels of a container that give it rates.
 const RATE_LABELS: [&str; 2] = ["tidegate.egress", "tidegate.ingress"];
 
 impl Builder<'_> {
     pub(super) fn by_labels(&mut self, file: &str) {
         let world = self.world;
-        let rated = world.containers.iter().filter(|(_, container)| {
-            RATE_LABELS.iter().any(|label| container.labels.contains_key(*label))
-        });
+        let rated = world
+            .containers
+            .iter()
+            .filter(|(_, container)| container.labels.keys().any(|label| label.starts_with(OURS)));
         for (id, container) in rated {
             let found = world.containers(|other| std::ptr::eq(other, container)).into_iter().next();
             let named = Match { name: container.name.clone(), cgroup: id.clone() };
@@ -50,6 +53,12 @@ impl Builder<'_> {
 
 /// The rates of a container's labels.
 fn set_rates(limit: &mut LimitSpec, labels: &BTreeMap<String, String>) -> Result<(), String> {
+    let is_unknown =
+        |label: &&String| label.starts_with(OURS) && !RATE_LABELS.contains(&label.as_str());
+    if let Some(label) = labels.keys().find(is_unknown) {
+        let [egress, ingress] = RATE_LABELS;
+        return Err(format!("label {label} is unknown; {egress} and {ingress} give rates"));
+    }
     for label in RATE_LABELS {
         let Some(text) = labels.get(label) else { continue };
         let rate = text.parse().map_err(|e| format!("label {label}: {e}"))?;

@@ -181,6 +181,12 @@ fn containers_have_rates_by_their_labels_if_a_file_allows_it() {
     labels.insert("tidegate.ingress".into(), "fast".into());
     let wrong = states(&goal(&files(&["labels = true"]), &world, &now()));
     assert!(wrong[0].starts_with("container-web refused: label tidegate.ingress: "), "{wrong:?}");
+    // One that is none of ours.
+    let labels = BTreeMap::from([("tidegate.egres".to_owned(), "5mbit".to_owned())]);
+    world.containers.get_mut(ID).unwrap().labels = labels;
+    let wrong = states(&goal(&files(&["labels = true"]), &world, &now()));
+    let said = "container-web refused: label tidegate.egres is unknown; tidegate.egress and";
+    assert!(wrong[0].starts_with(said), "{wrong:?}");
 }
 
 #[test]

@@ -225,6 +225,7 @@ fn set(store: &Path, run_dir: &Path, file: &Path, args: &SetArgs) -> Result<Exit
             patch.ingress = patch.ingress.and(row.ingress).or(patch.ingress);
             (egress && row.egress.is_some()) || (ingress && row.ingress.is_some())
         });
+        let has_rate = row.is_none() && (patch.egress.is_some() || patch.ingress.is_some());
         let row = row.map(|row| format!("; its schedule ({row}) holds now")).unwrap_or_default();
         host.reserve_journal()?;
         let found = host.host().find(name)?;
@@ -235,9 +236,12 @@ fn set(store: &Path, run_dir: &Path, file: &Path, args: &SetArgs) -> Result<Exit
             let agent = AgentStatus::find(run_dir).filter(|agent| agent.keeps(file));
             let kept = agent.as_ref().and_then(|agent| agent.limit(name));
             let words = match kept {
-                // It has not looked yet.
-                Some(kept) if kept.state == LimitState::InForce => {
-                    "off until the agent puts it back".to_owned()
+                // It has not looked yet; without a row that holds, the new rate does.
+                Some(kept)
+                    if kept.state == LimitState::InForce
+                        || kept.state == LimitState::Off && has_rate =>
+                {
+                    "off until the agent puts it on".to_owned()
                 }
                 Some(kept) => kept.words(),
                 None => "not on this host".to_owned(),

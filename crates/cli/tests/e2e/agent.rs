@@ -604,6 +604,9 @@ fn root_limit_verbs_know_what_the_agent_keeps() {
     assert_eq!((&shown["state"], &shown["next_rates"]), (&"off".into(), &"egress 3mbit".into()));
     let said = tidegate(&["limit", "set", "a", "--drop", "400ms"]);
     assert!(said.contains("off: its schedule has no rate now; changed in"), "{said}");
+    let said = tidegate(&["limit", "set", "a", "--egress", "6mbit"]);
+    assert!(said.contains("off until the agent puts it on; changed in"), "{said}");
+    wait_for("the rate that was set", || (bed.rate("a") == Some(6_000_000)).then_some(()));
     let doctor: Value = serde_json::from_str(&tidegate(&["doctor", "--json"])).unwrap();
     let says = |text: &str| doctor["findings"].to_string().contains(text);
     assert!(says("`tidegate agent` runs") && says("a new cgroup gets 64 KiB"), "{doctor}");
