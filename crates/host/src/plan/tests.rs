@@ -480,7 +480,7 @@ fn a_parent_that_would_be_pruned_is_missed() {
     let inside = [child("b", "x/b", "a", 100)];
     assert_eq!(verbs(&plan(&host.present(), &inside, false).unwrap()), [("add", "b")]);
     let refusal = plan(&host.present(), &inside, true).unwrap_err().to_string();
-    insta::assert_snapshot!(refusal, @"limit `b`: its parent `a` is not in the file, and --prune takes it off; put it into the file, or apply without --prune");
+    insta::assert_snapshot!(refusal, @"limit `b`: its parent `a` is in no file, so the agent and `apply --prune` take it off; put it into the file");
 }
 
 #[test]
