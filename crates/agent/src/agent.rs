@@ -401,6 +401,10 @@ impl Agent {
             self.engines.values().flatten().map(|(i, c)| (i.clone(), c.clone())).collect();
         world.pods = self.pods.clone();
         let goal = goal(files, world, wall);
+        // Nobody asks for it any more.
+        let tried = self.moves_refused.len();
+        self.moves_refused.retain(|into, _| goal.moves.iter().any(|one| one.into == *into));
+        self.dirty |= self.moves_refused.len() != tried;
         let mut moves = goal.moves.clone();
         // One that could not be moved is not tried again before something else changes. One that was moved,
         // and has gone back since, is.
@@ -526,7 +530,12 @@ impl Agent {
                 *reason += &format!("; {silent}");
             }
         }
+        // It is in no file any more, and does not come off: a limit made by hand is inside it.
+        let is_known = |name: &str| limits.iter().any(|limit| limit.name == name);
+        let stays = self.refused.iter().filter(|(name, _)| !is_known(name));
+        let stays = stays.map(|(name, why)| format!("limit `{name}`, which is in no file: {why}"));
         let moves = self.moves_refused.iter().map(|(into, why)| format!("cgroup `{into}`: {why}"));
+        let errors = self.errors.iter().cloned().chain(moves).chain(stays).collect();
         let mut engines = self.engine_states.clone();
         if let Some(node) = self.node.as_ref().filter(|_| self.asks_for_pods()) {
             let unknown = match self.world.as_ref().map_or(0, World::unknown_pods) {
@@ -541,7 +550,7 @@ impl Agent {
             directory: self.directory.clone(),
             // Whoever writes it knows.
             store: String::new(),
-            errors: self.errors.iter().cloned().chain(moves).collect(),
+            errors,
             limits,
             managed: self.managed.clone(),
             engines,

@@ -106,6 +106,8 @@ fn look(path: &Path, name: &str) -> Result<Found, PersistError> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
         read => read.map_err(|e| PersistError::Io(file.clone(), e))?,
     };
+    // A byte order mark, which TOML allows; the places of values do not count it.
+    let text = text.strip_prefix('\u{feff}').map_or(text.clone(), str::to_owned);
     Ok(Found { text, file, line })
 }
 
@@ -359,6 +361,20 @@ mod tests {
         assert!(error.contains("on line 3 of") && error.contains("limit set a"), "{error}");
         del(&path, "a").unwrap().unwrap().store().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "# nothing yet\n\n");
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_text() {
+        let (_dir, path) = file(&format!(
+            "\u{feff}{}",
+            TEXT.replace("# Limits of this host.\n\n# The backup.\n", "")
+        ));
+        let text = set(&path, "backup", &given(&[("egress", "9mbit")])).unwrap().unwrap().text;
+        assert!(
+            text.starts_with("[[limit]]") && text.contains("egress  =  \"9mbit\" # uplink"),
+            "{text}"
+        );
+        assert!(!del(&path, "backup").unwrap().unwrap().text.contains("backup"));
     }
 
     #[test]

@@ -409,7 +409,7 @@ impl Shell<'_> {
         }
         for limit in &report.limits {
             let said = format!("limit `{}` {}", limit.name, limit.words());
-            now.insert(format!("limit {} of {}", limit.name, limit.file), said);
+            now.insert(format!("{LIMIT}{} of {}", limit.name, limit.file), said);
         }
         if let Some(reason) = &report.gate.reason {
             now.insert("gate".to_owned(), format!("new cgroups are not held: {reason}"));
@@ -421,6 +421,8 @@ impl Shell<'_> {
             let _ = key;
             (self.say)(text);
         }
+        let gone = self.said.keys().filter(|key| key.starts_with(LIMIT) && !now.contains_key(*key));
+        gone.for_each(|key| (self.say)(&format!("{key}: it is asked for no longer")));
         self.said = now;
         let errors = if report.errors.is_empty() { "" } else { "; the files have errors" };
         let status =
@@ -453,6 +455,8 @@ fn give_back(hierarchy: &Hierarchy, world: &World, own: &BTreeSet<String>) {
     }
 }
 
+/// How the key of a limit begins, among what has been said.
+const LIMIT: &str = "limit ";
 /// Tries to empty a cgroup, each for so long. A process may fork while others are moved, and one that ends
 /// is in it a little longer.
 const GIVE_BACK_TRIES: usize = 10;

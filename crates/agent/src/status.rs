@@ -60,6 +60,17 @@ impl AgentStatus {
         Some(AgentStatus { running, stopped: running && is_stopped(report.pid), report })
     }
 
+    /// The agent that runs and keeps the limits of a store.
+    #[must_use]
+    pub fn running(run_dir: &Path, store: &Path) -> Option<AgentStatus> {
+        AgentStatus::find(run_dir).filter(|agent| agent.running && agent.is_of(store))
+    }
+
+    /// Whether its limits are those of a store. Agents of earlier versions do not say.
+    fn is_of(&self, store: &Path) -> bool {
+        self.report.store.is_empty() || Path::new(&self.report.store) == store
+    }
+
     /// Whether it runs, and keeps what a file says.
     #[must_use]
     pub fn keeps(&self, file: &Path) -> bool {
@@ -69,9 +80,9 @@ impl AgentStatus {
         self.running && whole(Path::new(&self.report.directory)) == directory
     }
 
-    /// Compares what it said last with the limits of a store, which others may have changed since.
-    fn compare(&mut self, store: &Path, limits: &[LimitStatus]) {
-        if !self.running || Path::new(&self.report.store) != store {
+    /// Compares what it said last with the limits of its store, which others may have changed since.
+    fn compare(&mut self, limits: &[LimitStatus]) {
+        if !self.running {
             return;
         }
         for limit in &mut self.report.limits {
@@ -169,9 +180,10 @@ impl HostStatus {
         let mut limits = LimitStatus::all(listing);
         // The ceiling of a limit may be that of one above it.
         hold_ceilings(&mut limits);
-        let mut agent = AgentStatus::find(run_dir);
+        let store = host.store().path();
+        let mut agent = AgentStatus::find(run_dir).filter(|agent| agent.is_of(&store));
         if let Some(agent) = &mut agent {
-            agent.compare(&host.store().path(), &limits);
+            agent.compare(&limits);
         }
         let keeps = agent.as_ref().filter(|agent| agent.running);
         // The agent has cgroups join that come after their limit.

@@ -2,6 +2,7 @@
 
 use jiff::ToSpan;
 use proptest::prelude::*;
+use tidegate_host::world::Program;
 
 use super::*;
 
@@ -33,6 +34,9 @@ struct Bed {
     full: bool,
     /// Not all cgroups have a watch.
     unwatched: bool,
+    programs: Vec<Program>,
+    /// Why no process can be moved.
+    no_move: Option<String>,
 }
 
 impl Bed {
@@ -53,6 +57,8 @@ impl Bed {
             done: Vec::new(),
             full: false,
             unwatched: false,
+            programs: Vec::new(),
+            no_move: None,
         }
     }
 
@@ -68,12 +74,16 @@ impl Bed {
             let event = match action {
                 Action::ReadFiles => Event::Read(self.disk.clone()),
                 Action::Scan { .. } => {
-                    let world = World { cgroups: self.cgroups.clone(), ..World::default() };
+                    let (cgroups, programs) = (self.cgroups.clone(), self.programs.clone());
+                    let world = World { cgroups, programs, ..World::default() };
                     Event::Scanned { world, whole: !self.unwatched }
                 }
                 Action::Gate { open } => self.gate(open),
                 Action::Decide(cgroups) => self.decide(&cgroups),
-                Action::Move(_) => Event::Moved(BTreeMap::new()),
+                Action::Move(moves) => {
+                    let why = |one: Move| Some((one.into, self.no_move.clone()?));
+                    Event::Moved(moves.into_iter().filter_map(why).collect())
+                }
                 Action::Apply { goal, managed, .. } => self.apply(&goal, &managed),
                 Action::Report(_) if self.full => Event::NotReported,
                 Action::Report(report) => {
@@ -138,8 +148,14 @@ impl Bed {
         let held: Vec<_> = held.collect();
         self.done.extend(held);
         let on = |name: &str| self.on.get(name).map(String::as_str).into_iter();
-        self.host.retain(|name, _| !managed.contains(name) || !goal.is_over(name, on(name)));
+        let is_over = |name: &String| managed.contains(name) && goal.is_over(name, on(name));
         let mut refused = BTreeMap::new();
+        self.host.retain(|name, _| {
+            if is_over(name) && self.refuses.contains(name) {
+                refused.insert(name.clone(), "the kernel refuses it".to_owned());
+            }
+            !is_over(name) || self.refuses.contains(name)
+        });
         for goal in &goal.limits {
             let name = goal.limit.name.clone();
             if self.refuses.contains(&name) {
@@ -224,6 +240,37 @@ fn what_the_kernel_refuses_is_tried_again_less_and_less_often() {
     bed.refuses.clear();
     bed.pass(RETRY_MAX);
     assert_eq!(bed.state("a"), Some(LimitState::InForce));
+}
+
+#[test]
+fn what_does_not_come_off_is_said_until_it_does() {
+    let mut bed = Bed::new();
+    bed.cgroups.insert("a.service".into(), 1);
+    bed.write(&unit("a", "egress = \"1mbit\""));
+    // A limit made by hand is inside it.
+    bed.refuses.insert("a".into());
+    bed.write("limit = []");
+    assert!(bed.host.contains_key("a"));
+    assert_eq!(bed.report.errors, ["limit `a`, which is in no file: the kernel refuses it"]);
+    bed.refuses.clear();
+    bed.pass(RETRY_MAX);
+    assert!(bed.host.is_empty() && bed.report.errors.is_empty());
+}
+
+#[test]
+fn a_process_that_cannot_be_moved_is_forgotten_when_it_ends() {
+    let mut bed = Bed::new();
+    let (exe, cgroup) = ("/bin/x".to_owned(), "s".to_owned());
+    bed.programs.push(Program { pid: 1, exe, args: String::new(), cgroup });
+    bed.cgroups.insert("s".into(), 1);
+    bed.no_move = Some("it cannot be moved".into());
+    let limit =
+        "[[limit]]\nname = \"x\"\nscope = { exe = \"/bin/x\" }\nmove = true\negress = \"1mbit\"\n";
+    bed.write(limit);
+    assert_eq!(bed.report.errors, ["cgroup `s/tidegate.x`: it cannot be moved"]);
+    bed.programs.clear();
+    bed.pass(Duration::from_secs(60));
+    assert_eq!(bed.report.errors, [""; 0]);
 }
 
 #[test]

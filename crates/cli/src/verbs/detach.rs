@@ -51,9 +51,7 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
     }
     let agent = RunFiles::at(run_dir);
     let store_path = host.store().path();
-    if let Some(keeper) = AgentStatus::find(run_dir)
-        && keeper.running
-        && Path::new(&keeper.report.store) == store_path
+    if let Some(keeper) = AgentStatus::running(run_dir, &store_path)
         && !keeper.report.limits.is_empty()
     {
         say(&format!(

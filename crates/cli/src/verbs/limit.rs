@@ -11,7 +11,7 @@ use anyhow::{Result, anyhow};
 use jiff::Zoned;
 use tidegate_agent::{
     persist::{self, Edit, NewLimit, PersistError},
-    report::LimitState,
+    report::{LimitReport, LimitState},
     run::{give_back_from, moved_for},
     scan,
     status::AgentStatus,
@@ -26,7 +26,7 @@ use tidegate_host::{
     plan::{Action, PlanError, State, Wanted, join, plan},
     select,
     settings::{Patch, SchemeSetting, SettingsProblem, differences},
-    spec::scope_of,
+    spec::{Spec, scope_of},
     world::is_pattern,
 };
 use tidegate_sys::{
@@ -38,7 +38,7 @@ use crate::{
     args::{AddArgs, LimitVerb, SetArgs},
     output,
     refusal::{REFUSED, UsageError, flag_error, say, warn},
-    verbs,
+    verbs::{self, spec::resolved},
 };
 
 /// A limit that is only written is looked for in what the agent says for so long.
@@ -49,7 +49,7 @@ pub fn run(store: &Path, run_dir: &Path, file: &Path, verb: LimitVerb) -> Result
     match verb {
         LimitVerb::Add(args) => add(store, run_dir, file, &args),
         LimitVerb::Set(args) => set(store, run_dir, file, &args),
-        LimitVerb::Del { name } => del(store, file, &name),
+        LimitVerb::Del { name } => del(store, run_dir, file, &name),
         LimitVerb::Restore { name } => restore(store, name.as_deref()),
         LimitVerb::Show { name, how } => {
             verbs::status::status(store, run_dir, name.as_deref(), how)
@@ -93,6 +93,24 @@ fn found(host: &Host, scope: &Scope) -> Result<Result<(Scope, Vec<String>), Stri
         scope => host.members(scope),
     };
     Ok(Ok((scope, members)))
+}
+
+/// The limits that one of the host's file makes with `each`, one for each match.
+fn made_by(host: &Host, file: &Path, name: &str) -> Vec<String> {
+    let Ok(mut spec) = Spec::read(file) else { return Vec::new() };
+    spec.limits.retain(|limit| limit.name == name && limit.follow.each);
+    let resolved = resolved(spec, host, &Zoned::now());
+    let limits = resolved.into_iter().flat_map(|resolved| resolved.spec.limits);
+    limits.map(|limit| limit.name).collect()
+}
+
+/// What the agent does about a change by hand of a limit that its files have.
+fn reverted(host: &Host, run_dir: &Path, name: &str) -> String {
+    let agent = AgentStatus::running(run_dir, &host.store().path());
+    let kept = agent.as_ref().and_then(|agent| agent.limit(name));
+    kept.map_or_else(String::new, |LimitReport { file, .. }| {
+        format!("; the agent keeps it as {file} says, and puts that back: change it there")
+    })
 }
 
 /// The state of a limit by the agent's report; `None` if no agent keeps the file. One that waits may be put
@@ -215,6 +233,7 @@ fn set(store: &Path, run_dir: &Path, file: &Path, args: &SetArgs) -> Result<Exit
     }
     let name = &args.name;
     let host = verbs::open(store)?;
+    let each = made_by(&host, file, name);
     locked(&host, |host| {
         let edit = persist::set(file, name, &args.limit.given)?;
         // The schedule of the file says what holds now.
@@ -244,6 +263,12 @@ fn set(store: &Path, run_dir: &Path, file: &Path, args: &SetArgs) -> Result<Exit
                     "off until the agent puts it on".to_owned()
                 }
                 Some(kept) => kept.words(),
+                None if !each.is_empty() => {
+                    format!(
+                        "one for each match; the agent or `tidegate apply` changes {}",
+                        each.join(", ")
+                    )
+                }
                 None => "not on this host".to_owned(),
             };
             return Ok(format!("limit `{name}` is {words}{written}"));
@@ -288,7 +313,10 @@ fn set(store: &Path, run_dir: &Path, file: &Path, args: &SetArgs) -> Result<Exit
         }
         let changes: Vec<_> =
             differences.iter().map(|d| format!("{} {} -> {}", d.field, d.from, d.to)).collect();
-        let written = persisted(edit.as_ref(), file, "changed in")?;
+        let mut written = persisted(edit.as_ref(), file, "changed in")?;
+        if edit.is_none() {
+            written = reverted(host.host(), run_dir, name);
+        }
         Ok(format!("limit `{name}` changed: {}{written}{row}", changes.join(", ")))
     })
 }
@@ -325,7 +353,7 @@ fn flag_error_of(FamilyError { field, problem, .. }: FamilyError) -> anyhow::Err
 #[error("{0}")]
 struct Unenforced(String);
 
-fn del(store: &Path, file: &Path, name: &str) -> Result<ExitCode> {
+fn del(store: &Path, run_dir: &Path, file: &Path, name: &str) -> Result<ExitCode> {
     store::check_name(name)?;
     let host = verbs::open(store)?;
     let edit = || match persist::del(file, name) {
@@ -342,6 +370,7 @@ fn del(store: &Path, file: &Path, name: &str) -> Result<ExitCode> {
         say(&format!("tidegate: note: nothing to take off: {}", verbs::missing(&host, name)));
         return Ok(ExitCode::SUCCESS);
     }
+    let each = made_by(&host, file, name);
     locked(&host, |host| {
         let edit = edit()?;
         let is = host.host().find(name);
@@ -349,7 +378,18 @@ fn del(store: &Path, file: &Path, name: &str) -> Result<ExitCode> {
         if !matches!(is, Ok(None)) && !waited {
             host.remove(name)?;
         }
-        let written = persisted(edit.as_ref(), file, "taken out of")?;
+        let mut made = Vec::new();
+        for one in &each {
+            if host.host().find(one)?.is_some() {
+                host.remove(one)?;
+                made.push(format!("`{one}`"));
+            }
+        }
+        let with = if made.is_empty() { "" } else { " with " };
+        let mut written = persisted(edit.as_ref(), file, "taken out of")?;
+        if edit.is_none() {
+            written = reverted(host.host(), run_dir, name);
+        }
         let what = if waited { "does not wait any more" } else { "is off" };
         // An agent that has ended cannot do it.
         let is = is.ok().flatten().as_ref().map(present);
@@ -358,7 +398,7 @@ fn del(store: &Path, file: &Path, name: &str) -> Result<ExitCode> {
         let back: String = back
             .map(|path| format!("\nthe processes of {path} are in the cgroup above again"))
             .collect();
-        Ok(format!("limit `{name}` {what}{written}{back}"))
+        Ok(format!("limit `{name}` {what}{with}{}{written}{back}", made.join(", ")))
     })
 }
 

@@ -8,7 +8,11 @@ use std::{
 };
 
 use anyhow::Result;
-use jiff::{Zoned, tz::TimeZone};
+use jiff::{
+    Zoned,
+    civil::DateTime,
+    tz::{AmbiguousOffset, TimeZone},
+};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use tidegate_agent::{
@@ -83,7 +87,7 @@ pub fn check(args: &CheckArgs) -> Result<ExitCode> {
 pub fn plan(store: &Path, run_dir: &Path, args: &PlanAtArgs) -> Result<ExitCode> {
     let PlanAtArgs { plan: args, at } = args;
     let spec = Spec::read(&args.file)?;
-    let at = at.map_or_else(|| Ok(Zoned::now()), |at| at.to_zoned(TimeZone::system()))?;
+    let at = at.map_or_else(|| Ok(Zoned::now()), moment)?;
     let host = verbs::open(store)?;
     let present = host.present()?;
     let now = resolved(spec.clone(), &host, &at)?;
@@ -93,12 +97,23 @@ pub fn plan(store: &Path, run_dir: &Path, args: &PlanAtArgs) -> Result<ExitCode>
     Ok(if plan.actions.is_empty() { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
 
+/// A local time as a moment; of one that comes twice, the first.
+fn moment(at: DateTime) -> Result<Zoned> {
+    let moment = TimeZone::system().to_ambiguous_zoned(at);
+    if matches!(moment.offset(), AmbiguousOffset::Gap { .. }) {
+        let message = format!("--at: there is no {at} here: clocks go forward then");
+        return Err(UsageError(message).into());
+    }
+    Ok(moment.compatible()?)
+}
+
 pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode> {
     let ApplyArgs { plan: args, force } = args;
     let spec = Spec::read(&args.file)?;
     let host = verbs::open(store)?;
     let now = resolved(spec.clone(), &host, &Zoned::now())?;
     let (wanted, waiting) = now.wanted(&host, &host.present()?)?;
+    let agent = AgentStatus::running(run_dir, &host.store().path());
     let mut host = host.lock()?;
     host.force(*force);
     let present = host.host().present().map_err(anyhow::Error::from);
@@ -113,13 +128,22 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
         Ok(plan)
     });
     verbs::close(host);
-    print(&spec, run_dir, &done?, (&waiting, &now.goal.reports), args, true)?;
+    let plan = done?;
+    print(&spec, run_dir, &plan, (&waiting, &now.goal.reports), args, true)?;
+    if let Some(agent) = agent.filter(|agent| !agent.keeps(&args.file)) {
+        let kept = plan.actions.iter().filter_map(|action| agent.limit(action.name()));
+        for LimitReport { name, file, .. } in kept {
+            refusal::warn(&format!(
+                "the agent keeps limit `{name}` as {file} says, and puts that back"
+            ));
+        }
+    }
     Ok(ExitCode::SUCCESS)
 }
 
 /// A spec as it is now on this host: selectors have found their cgroups.
-struct Resolved {
-    spec: Spec,
+pub(super) struct Resolved {
+    pub(super) spec: Spec,
     goal: Goal,
 }
 
@@ -134,7 +158,7 @@ impl Resolved {
 }
 
 /// Follows selectors and schedules as the agent does. Containers are known to the agent alone.
-fn resolved(mut spec: Spec, host: &Host, at: &Zoned) -> Result<Resolved> {
+pub(super) fn resolved(mut spec: Spec, host: &Host, at: &Zoned) -> Result<Resolved> {
     let is_exe =
         |limit: &LimitSpec| matches!(&limit.scope, Scope::Select(s) if s.kind == SelectorKind::Exe);
     let world = scan::scan(host.hierarchy(), "", spec.limits.iter().any(is_exe));

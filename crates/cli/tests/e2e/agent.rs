@@ -21,6 +21,7 @@ use crate::{
     place::Host,
 };
 
+mod by_hand;
 mod device;
 mod engine;
 mod gate;
@@ -197,40 +198,6 @@ fn root_agent_follows_a_unit_that_is_removed_and_made_again() {
     assert_eq!(bed.check(), Some(3));
     assert!(detach(&place).unwrap().success());
     assert_eq!(bed.check(), Some(0), "nobody wants a limit any more");
-}
-
-#[test]
-fn root_agent_is_asked_whether_its_limits_are_there() {
-    need_root!();
-    let place = Place::new();
-    let slice = Slice::new(&place);
-    let bed = Bed::new(&place, &slice.group);
-    let cgroup = slice.make("a");
-    let scope = format!("cgroup = \"{}\"", cgroup.path());
-    bed.write("a.toml", &limit("a", &scope, "egress = \"20mbit\""));
-    let agent = bed.start();
-    bed.wait_said("a", "in_force");
-    let output = bed.tidegate().arg("detach").output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    let note = format!("the agent (process {}) puts limits of {}", agent.0.id(), bed.dir.display());
-    assert!(output.status.success() && said.contains(&note), "{said}");
-    // It would put them back at any moment.
-    signal(agent.0.id(), Signal::STOP);
-    assert!(bed.tidegate().arg("detach").status().unwrap().success());
-    let (state, reason) = bed.said("a");
-    assert!(state == "refused" && reason.contains("has taken it off"), "{state} {reason}");
-    assert_eq!(bed.check(), Some(3));
-    signal(agent.0.id(), Signal::CONT);
-    signal(agent.0.id(), Signal::HUP);
-    whole(&cgroup);
-    bed.wait_said("a", "in_force");
-    // What its file cannot have any more stays, and is not called off.
-    bed.write("a.toml", &limit("a", &scope, "parent = \"none\"\negress = \"20mbit\""));
-    let reason = bed.wait_said("a", "refused");
-    assert!(reason.ends_with("the limit of this name on the host stays as it was"), "{reason}");
-    assert!(Objects::on(&cgroup).is_whole());
-    drop(agent);
-    place.ok(&["detach"]);
 }
 
 /// An agent that is ended is missed if its files ask for something.

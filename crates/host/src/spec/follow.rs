@@ -37,7 +37,7 @@ pub struct Follow {
 pub enum FollowProblem {
     #[error("`{0}` has no ending; write `{0}.service`, or another kind such as `{0}.scope`")]
     Unit(String),
-    #[error("`{0}` is no slice; write for example `{0}.slice`")]
+    #[error("`{0}` is no slice; the name of one ends in `.slice`")]
     Slice(String),
     #[error("`{0}` is no name; leave `/` and spaces out")]
     Name(String),
@@ -57,7 +57,9 @@ pub enum FollowProblem {
         "it makes a limit for each match, and no other limit can be inside those; leave `each` out"
     )]
     ParentEach,
-    #[error("others are inside this limit; give it a rate for the times that no row covers")]
+    #[error(
+        "others are inside this limit; it needs a rate at all times: its own, and no row without one"
+    )]
     ParentOff,
     #[error(transparent)]
     Schedule(#[from] ScheduleError),

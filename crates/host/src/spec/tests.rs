@@ -139,7 +139,7 @@ fn pods_are_selected_by_any_of_four_keys() {
 
 #[test]
 fn selectors_that_select_nothing() {
-    assert_snapshot!(with("scope = { slice = \"a\" }"), @"limits.toml:4: limit `backup`: scope: `a` is no slice; write for example `a.slice`");
+    assert_snapshot!(with("scope = { slice = \"a\" }"), @"limits.toml:4: limit `backup`: scope: `a` is no slice; the name of one ends in `.slice`");
     assert_snapshot!(with("scope = { user = \"a b\" }"), @"limits.toml:4: limit `backup`: scope: `a b` is no name; leave `/` and spaces out");
     assert_snapshot!(with("scope = { dev = 5 }"), @r#"limits.toml:4: limit `backup`: scope: expected a text in quotes, found the bare number 5; write for example `scope = { dev = "eth0" }`"#);
     assert_snapshot!(with("scope = { container = { labels = true } }"), @r#"limits.toml:4: limit `backup`: scope: expected a text in quotes, found `true`; write for example `scope = { container = { labels = "app=web" } }`"#);
