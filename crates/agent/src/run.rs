@@ -123,7 +123,8 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
         let pid = earlier.map(|report| report.pid);
         return Err(AgentError::Runs(pid, options.run_dir.clone()));
     };
-    host.problems().iter().for_each(|problem| say(&format!("warning: {problem}")));
+    let problems = host.problems().iter().map(ToString::to_string).chain(scan::zone_problem());
+    problems.for_each(|problem| say(&format!("warning: {problem}")));
     // Without the group `tidegate run` is for root alone.
     if let Some(group) = names::group(&options.group)
         && let Err(e) = users::serve(host.clone(), &options.run_dir, group)

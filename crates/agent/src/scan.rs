@@ -1,7 +1,8 @@
 //! Reads what runs on the host: cgroups, programs, users.
 
-use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::Path};
+use std::{collections::BTreeMap, env, fs, os::unix::fs::MetadataExt, path::Path};
 
+use jiff::tz::TimeZone;
 use tidegate_core::Scope;
 use tidegate_host::{
     spec::Spec,
@@ -47,6 +48,15 @@ pub fn relative(hierarchy: &Hierarchy, spec: &mut Spec) {
             *path = hierarchy.relative(Path::new(path));
         }
     }
+}
+
+/// Why schedules are in UTC here though the host says another zone; `None` if all is well. A host that says no
+/// zone is in UTC.
+#[must_use]
+pub fn zone_problem() -> Option<String> {
+    let is_said = env::var_os("TZ").is_some() || Path::new("/etc/localtime").exists();
+    let error = TimeZone::try_system().err().filter(|_| is_said)?;
+    Some(format!("the time zone of this host cannot be read, so schedules are in UTC: {error}"))
 }
 
 /// Numbers of users by their names. Users that no file has are known by number alone.

@@ -209,6 +209,9 @@ fn print(
 ) -> Result<()> {
     let mut out = output::stdout();
     let groups = Groups::look(spec, applied);
+    if reports.iter().any(|report| report.next_change.is_some()) {
+        scan::zone_problem().iter().for_each(|problem| refusal::warn(problem));
+    }
     let is_followed = AgentStatus::find(run_dir).is_some_and(|agent| agent.keeps(&args.file));
     let run_dir = RunDir::at(run_dir);
     let nics: Vec<_> = spec.nics.iter().map(|nic| (nic, run_dir.find(&nic.name))).collect();
