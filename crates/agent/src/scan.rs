@@ -50,8 +50,8 @@ pub fn relative(hierarchy: &Hierarchy, spec: &mut Spec) {
     }
 }
 
-/// Why schedules are in UTC here though the host says another zone; `None` if all is well. A host that says no
-/// zone is in UTC.
+/// Why schedules are in UTC here though the host says another zone; `None` if all is well. A host that says
+/// no zone is in UTC.
 #[must_use]
 pub fn zone_problem() -> Option<String> {
     let is_said = env::var_os("TZ").is_some() || Path::new("/etc/localtime").exists();

@@ -301,8 +301,8 @@ pub enum PlanError {
     },
     /// A limit of the spec is inside one that the plan takes off.
     #[error(
-        "limit `{name}`: its parent `{parent}` is in no file, so the agent and `apply --prune` take it off; put it \
-         into the file"
+        "limit `{name}`: its parent `{parent}` is in no file, so the agent and `apply --prune` take it off; \
+         put it into the file"
     )]
     ParentPruned {
         /// The limit of the spec.

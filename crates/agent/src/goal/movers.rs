@@ -54,7 +54,8 @@ impl Movers {
             });
         if !self.is_inside(owner, limit) {
             return Err(format!(
-                "limits `{owner}` and `{limit}` both match process {} ({}); `{owner}`, which comes first, has it",
+                "limits `{owner}` and `{limit}` both match process {} ({}); `{owner}`, which comes first, \
+                 has it",
                 program.pid, program.exe
             ));
         }
@@ -80,8 +81,8 @@ pub fn moved_by(limit: &LimitSpec) -> Option<&Selector> {
     }
 }
 
-/// The limit's own cgroup next to where a process is. It may be in that already, or in a cgroup below that it has
-/// made; and those of other limits that match it do not count as where it is.
+/// The limit's own cgroup next to where a process is. It may be in that already, or in a cgroup that it has
+/// made below that. Those of other limits that match it do not count as where it is.
 fn own_place(owner: &str, matching: &[String], cgroup: &str) -> String {
     let own = own_cgroup(owner);
     let mut parts: Vec<_> = cgroup.split('/').filter(|part| !part.is_empty()).collect();

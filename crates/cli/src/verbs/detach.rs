@@ -55,8 +55,8 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
         && !keeper.report.limits.is_empty()
     {
         say(&format!(
-            "tidegate: note: the agent (process {}) puts limits of {} on again; stop it first: systemctl stop \
-             tidegate-agent",
+            "tidegate: note: the agent (process {}) puts limits of {} on again; stop it first: \
+             systemctl stop tidegate-agent",
             keeper.report.pid, keeper.report.directory
         ));
     }
