@@ -100,6 +100,6 @@ mod tests {
     #[test]
     fn this_program_is_found() {
         let own = program(std::process::id()).unwrap();
-        assert_eq!(own.exe, std::env::current_exe().unwrap().to_string_lossy());
+        assert_eq!(own.exe, env::current_exe().unwrap().to_string_lossy());
     }
 }
