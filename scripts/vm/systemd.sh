@@ -110,7 +110,7 @@ boot_image() {
 	runs_on_kvm "$kernel" || kvm=("${emulated[@]}" --append tidegate.emulated)
 	# systemd has the console, and a console that ends would end the machine.
 	tail --follow /dev/null --pid $$ |
-		vng --run "$(ls "$vm/$kernel"/boot/vmlinuz-*)" "${kvm[@]}" --force-9p --cpus "$cpus" --memory 2G \
+		vng --run "$(ls "$vm/$kernel"/boot/vmlinuz-*)" "${kvm[@]}" --force-9p --cpus "$cpus" --memory 4G \
 		--root-disk "$disk" --root-dev /dev/vda --root-fstype ext4 --systemd --rw \
 		--append systemd.mask=serial-getty@ttyS0.service --append "tidegate.checks=$checks" "${layout[@]}" \
 		--qemu-opts="$* -virtfs local,path=$share,mount_tag=tidegate,security_model=none"
