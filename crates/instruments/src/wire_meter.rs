@@ -21,7 +21,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use tidegate_sys::net::{
     NetError, NetNs, Netlink,
-    qdisc::{Handle, Place, Qdisc, Verb},
+    qdisc::{Clsact, Handle, Place, Verb},
 };
 
 use crate::skel;
@@ -295,7 +295,7 @@ fn ingress_hook(program: BorrowedFd<'_>, ifindex: u32) -> TcHook {
 /// True if it was not there before.
 fn add_clsact(netlink: &mut Netlink, ifindex: u32) -> Result<bool, NetError> {
     let place = Place { ifindex, parent: Handle::CLSACT, handle: Handle::new(0xffff, 0) };
-    match netlink.set_qdisc(Verb::Add, place, &Qdisc::Clsact) {
+    match netlink.set_qdisc(Verb::Add, place, &Clsact) {
         Ok(()) => Ok(true),
         Err(e) if e.is_exists() => Ok(false),
         Err(e) => Err(e),

@@ -14,6 +14,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     time::Nsecs,
 };
+use tidegate_instruments::plumbing::{set_mtu, set_tx_offload};
 use tidegate_nic::{
     Packet, PacketPool, PoolSize, Port, PortError,
     port::{
@@ -22,7 +23,7 @@ use tidegate_nic::{
     },
 };
 use tidegate_sys::{
-    net::{NetNs, VethPair, set_tx_offload},
+    net::{NetNs, VethPair},
     xdp::XdpMode,
 };
 
@@ -453,7 +454,7 @@ fn root_xdp_refuses_what_it_cannot_do_and_leaves_no_trace() {
 
     let mut netlink = bed.middle.netlink().unwrap();
     let index = netlink.index_of("b").unwrap();
-    netlink.set_mtu(index, 9000).unwrap();
+    set_mtu(&mut netlink, index, 9000).unwrap();
     let error = XdpDevice::open(&bed.middle, "b", XdpOptions::default()).unwrap_err();
     assert!(error.to_string().contains("1774 bytes or less"), "{error}");
 }

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use crate::net::{
         NetNs, Netlink, VethPair,
-        qdisc::{Htb, HtbClass, Place, Qdisc, Verb},
+        qdisc::{Fifo, Htb, HtbClass, Place, Verb},
     };
     use crate::waiting::look;
 
@@ -96,9 +96,9 @@ mod tests {
         let ifindex = netlink.index_of(name).unwrap();
         let at = |parent, handle| Place { ifindex, parent, handle };
         let (root, class) = (Handle::new(1, 0), Handle::new(1, 1));
-        netlink.set_qdisc(Verb::Add, at(Handle::ROOT, root), &Qdisc::Htb(Htb::new(1))).unwrap();
+        netlink.set_qdisc(Verb::Add, at(Handle::ROOT, root), &Htb::new(1)).unwrap();
         netlink.set_class(Verb::Add, at(root, class), &HtbClass::new(RATE.bit_s())).unwrap();
-        let leaf = Qdisc::Bfifo { limit_bytes: 10_000 };
+        let leaf = Fifo::Bytes(10_000);
         netlink.set_qdisc(Verb::Add, at(class, LEAF), &leaf).unwrap();
         ifindex
     }

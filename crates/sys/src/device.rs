@@ -29,7 +29,7 @@ use crate::{
     limit::{LimitError, LimitOptions},
     net::{
         NetError, NetNs, Netlink,
-        qdisc::{Filter, Handle, Place, Qdisc, Redirect, Verb},
+        qdisc::{Clsact, Filter, Handle, Place, Redirect, Verb},
     },
     query::{self, Side},
 };
@@ -297,7 +297,7 @@ fn add_filter(
 fn add_clsact(ifindex: u32) -> Result<bool, LimitError> {
     let place = Place { ifindex, parent: Handle::CLSACT, handle: Handle::new(0xffff, 0) };
     let mut netlink = Netlink::open().map_err(FqError::from)?;
-    match netlink.set_qdisc(Verb::Add, place, &Qdisc::Clsact) {
+    match netlink.set_qdisc(Verb::Add, place, &Clsact) {
         Ok(()) => Ok(true),
         Err(e) if e.is_exists() => Ok(false),
         Err(e) => Err(FqError::from(e).into()),

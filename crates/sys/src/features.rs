@@ -67,7 +67,7 @@ fn is_there(made: Result<(), NetError>, unknown: i32) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::qdisc::{Handle, Htb, Place, Qdisc, Verb};
+    use crate::net::qdisc::{Handle, Htb, Place, Verb};
 
     #[test]
     fn root_kinds_that_no_kernel_has_are_not_there_and_nothing_is_made() {
@@ -82,7 +82,7 @@ mod tests {
         // What the probe says is what happens.
         let htb = has_qdisc_in(&mut netlink, "htb").unwrap();
         let place = Place { ifindex: 1, parent: Handle::ROOT, handle: Handle::new(1, 0) };
-        let made = netlink.set_qdisc(Verb::Add, place, &Qdisc::Htb(Htb::new(1)));
+        let made = netlink.set_qdisc(Verb::Add, place, &Htb::new(1));
         assert_eq!(made.is_ok(), htb, "{made:?}");
         netlink.delete_qdisc(1, Handle::ROOT).ok();
         // One that needs no options would be made if it were not for the block.

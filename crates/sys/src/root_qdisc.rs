@@ -37,7 +37,7 @@ pub(crate) fn put(
     ifindex: u32,
     device: &str,
     force: bool,
-    qdisc: &Qdisc,
+    qdisc: &dyn Qdisc,
 ) -> Result<(), LimitError> {
     let qdiscs = netlink.qdisc_stats(ifindex)?;
     let mut verb = Verb::Add;
@@ -62,7 +62,7 @@ pub(crate) fn set(
     netlink: &mut Netlink,
     ifindex: u32,
     verb: Verb,
-    qdisc: &Qdisc,
+    qdisc: &dyn Qdisc,
 ) -> Result<(), LimitError> {
     let place = Place { ifindex, parent: Handle::ROOT, handle: ROOT };
     netlink.set_qdisc(verb, place, qdisc).map_err(|e| match e.is_absent() {

@@ -279,7 +279,7 @@ mod tests {
     use super::*;
     use crate::net::{
         NetNs,
-        qdisc::{Place, Qdisc, Verb},
+        qdisc::{Htb, Place, Verb},
     };
 
     #[test]
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!(look(), []);
         let place = Place { ifindex: 1, parent: Handle::ROOT, handle: Handle::new(7, 0) };
         let mut other = netns.netlink().unwrap();
-        other.set_qdisc(Verb::Add, place, &Qdisc::Htb(crate::net::qdisc::Htb::new(1))).unwrap();
+        other.set_qdisc(Verb::Add, place, &Htb::new(1)).unwrap();
         let qdisc = Some("htb 7:".to_owned());
         assert_eq!(look(), [OnDevice { device: "lo".into(), qdisc, ..OnDevice::default() }]);
     }

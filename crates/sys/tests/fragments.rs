@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use bed::{DEADLINE, Net, root};
 use tidegate_core::queue_options::VirtualQueueOptions;
 use tidegate_core::{Direction, Scheme};
+use tidegate_instruments::plumbing::link_stats;
 use tidegate_sys::cgroup::{Cgroup, Hierarchy};
 use tidegate_sys::intf::OUTCOME_TABLE;
 use tidegate_sys::limit::{AttachedLimit, LimitOptions};
@@ -106,11 +107,11 @@ fn compare(scheme: Scheme, v6: bool, device_mtu: u32, route_mtu: Option<u32>, le
     for &length in lengths {
         let what = format!("{scheme} v6 {v6} MTU {device_mtu} {route_mtu:?}, {length} bytes");
         let differences = (0..ROUNDS).map(|_| {
-            let stats = netlink.link_stats(device).unwrap();
+            let stats = link_stats(&mut netlink, device).unwrap();
             let (out, arrived) =
                 (sender.passed(Direction::Egress), receiver.passed(Direction::Ingress));
             send(length);
-            let now = netlink.link_stats(device).unwrap();
+            let now = link_stats(&mut netlink, device).unwrap();
             let wire = (now.tx_bytes - stats.tx_bytes) as i64;
             let [out, arrived] = [
                 (out, sender.passed(Direction::Egress)),

@@ -4,6 +4,7 @@
 use std::{env, fs, process::Stdio};
 
 use serde_json::Value;
+use tidegate_instruments::plumbing::{add_bridge, set_master};
 use tidegate_sys::{
     libbpf_rs::{MapCore, MapHandle, query::MapInfoIter},
     net::{NetNs, VethPair},
@@ -104,11 +105,11 @@ fn bridged_guest(bed: &Bed) -> NetNs {
     let guest = NetNs::create(&format!("{}-g", bed.sender.name())).unwrap();
     let mut host = bed.sender.netlink().unwrap();
     host.add_veth(&VethPair { name: "tap0", peer: "eth0", peer_netns: Some(&guest) }).unwrap();
-    host.add_bridge("br0").unwrap();
+    add_bridge(&mut host, "br0").unwrap();
     let bridge = host.index_of("br0").unwrap();
     for port in ["tap0", "eth0"] {
         let index = host.index_of(port).unwrap();
-        host.set_master(index, bridge).unwrap();
+        set_master(&mut host, index, bridge).unwrap();
         host.set_up(index, true).unwrap();
     }
     host.set_up(bridge, true).unwrap();

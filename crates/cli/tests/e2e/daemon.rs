@@ -18,6 +18,7 @@ use std::{
 
 use rustix::process::Signal;
 use serde_json::Value;
+use tidegate_instruments::plumbing::{add_bridge, set_master};
 use tidegate_sys::net::{NetNs, VethPair};
 
 use crate::{
@@ -208,7 +209,7 @@ impl Bed {
         let name = |side: &str| format!("tidegate-fl-{}-{number}-{side}", std::process::id());
         let hub = NetNs::create(&name("hub")).unwrap();
         let mut netlink = hub.netlink().unwrap();
-        netlink.add_bridge("br0").unwrap();
+        add_bridge(&mut netlink, "br0").unwrap();
         let bridge = netlink.index_of("br0").unwrap();
         netlink.set_up(bridge, true).unwrap();
         let hosts = (0..3).map(|i| {
@@ -217,7 +218,7 @@ impl Bed {
             let pair = VethPair { name: &port, peer: "eth0", peer_netns: Some(&netns) };
             netlink.add_veth(&pair).unwrap();
             let index = netlink.index_of(&port).unwrap();
-            netlink.set_master(index, bridge).unwrap();
+            set_master(&mut netlink, index, bridge).unwrap();
             netlink.set_up(index, true).unwrap();
             let mut inside = netns.netlink().unwrap();
             let index = inside.index_of("eth0").unwrap();

@@ -16,8 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tidegate_instruments::plumbing::{Route, add_route};
 use tidegate_instruments::wire_meter::WireMeter;
-use tidegate_sys::net::{NetNs, Route, VethPair};
+use tidegate_sys::net::{NetNs, VethPair};
 
 use crate::{
     common::{PATIENCE, Place, skip, wait_for},
@@ -611,7 +612,7 @@ fn root_edt_limits_a_port() {
     let via = |netns: &NetNs, gateway: &str| {
         let mut netlink = netns.netlink().unwrap();
         let (network, gateway) = ("0.0.0.0".parse().unwrap(), gateway.parse().unwrap());
-        netlink.add_route(&Route { network, prefix_len: 0, gateway }).unwrap();
+        add_route(&mut netlink, &Route { network, prefix_len: 0, gateway }).unwrap();
     };
     via(&guest, "10.96.0.1");
     via(&bed.sender, "10.97.0.2");

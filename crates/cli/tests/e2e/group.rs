@@ -7,11 +7,12 @@ use std::{
 };
 
 use tidegate_core::{Direction::Egress, Nanos, Rate};
+use tidegate_instruments::plumbing::{Route, add_route, link_stats};
 use tidegate_sys::{
     group::FLOWS_PER_CPU,
     libbpf_rs::num_possible_cpus,
     limit::Lease,
-    net::{NetNs, Route},
+    net::NetNs,
     store::{PinnedLimit, RateSet, Store},
 };
 
@@ -43,7 +44,7 @@ impl Routed {
         {
             let mut netlink = netns.netlink().unwrap();
             let (network, gateway) = ("0.0.0.0".parse().unwrap(), gateway.parse().unwrap());
-            netlink.add_route(&Route { network, prefix_len: 0, gateway }).unwrap();
+            add_route(&mut netlink, &Route { network, prefix_len: 0, gateway }).unwrap();
         }
         bed.sender.run(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap()).unwrap();
         let sink = bed.receiver.run(|| UdpSocket::bind((HOST, SINK_PORT)).unwrap()).unwrap();
@@ -81,7 +82,7 @@ impl Routed {
     fn received(&self) -> u64 {
         let mut netlink = self.bed.receiver.netlink().unwrap();
         let index = netlink.index_of("eth0").unwrap();
-        netlink.link_stats(index).unwrap().rx_packets
+        link_stats(&mut netlink, index).unwrap().rx_packets
     }
 }
 

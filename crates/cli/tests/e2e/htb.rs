@@ -16,9 +16,10 @@ use std::{
 
 use serde_json::Value;
 use tidegate_core::Direction;
+use tidegate_instruments::plumbing::{Route, add_route};
 use tidegate_instruments::sock::tcp_info;
 use tidegate_sys::{
-    net::{NetNs, Route},
+    net::NetNs,
     store::{RateSet, Store},
 };
 
@@ -209,7 +210,7 @@ pub fn forward(bed: &Bed) {
 fn route(netns: &NetNs, gateway: &str) {
     let mut netlink = netns.netlink().unwrap();
     let (network, gateway) = ("0.0.0.0".parse().unwrap(), gateway.parse().unwrap());
-    netlink.add_route(&Route { network, prefix_len: 0, gateway }).unwrap();
+    add_route(&mut netlink, &Route { network, prefix_len: 0, gateway }).unwrap();
 }
 
 /// Sends until it is dropped.

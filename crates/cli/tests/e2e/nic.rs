@@ -16,7 +16,8 @@ use std::{
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
-use tidegate_sys::net::{NetNs, VethPair, set_tx_offload};
+use tidegate_instruments::plumbing::set_tx_offload;
+use tidegate_sys::net::{NetNs, VethPair};
 
 use crate::{
     common::{Guard, PATIENCE, refused, signal, wait_for},

@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-use tidegate_sys::net::{NetNs, Route};
+use tidegate_instruments::plumbing::{Route, add_route};
+use tidegate_sys::net::NetNs;
 
 use crate::{
     common::{Place, wait_for},
@@ -81,7 +82,7 @@ fn root_police_limits_a_port_in_both_directions() {
     let via = |netns: &NetNs, gateway: &str| {
         let mut netlink = netns.netlink().unwrap();
         let (network, gateway) = ("0.0.0.0".parse().unwrap(), gateway.parse().unwrap());
-        netlink.add_route(&Route { network, prefix_len: 0, gateway }).unwrap();
+        add_route(&mut netlink, &Route { network, prefix_len: 0, gateway }).unwrap();
     };
     via(&guest, "10.96.0.1");
     via(&bed.sender, "10.97.0.2");

@@ -13,6 +13,7 @@ use std::{
 
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketType, recv, socket, sockopt};
 use serde_json::Value;
+use tidegate_instruments::plumbing::{add_bridge, set_master};
 use tidegate_sys::{net::NetNs, xdp::XdpRedirect};
 
 use crate::{
@@ -363,10 +364,10 @@ fn root_police_xdp_falls_back_to_the_stack() {
     edt::cable(&guest, "eth1", "10.95.0.2", &bed.receiver, "port", "10.94.0.1");
     let netns = &bed.receiver;
     let mut netlink = netns.netlink().unwrap();
-    netlink.add_bridge("br0").unwrap();
+    add_bridge(&mut netlink, "br0").unwrap();
     let bridge = netlink.index_of("br0").unwrap();
     let port = netlink.index_of("port").unwrap();
-    netlink.set_master(port, bridge).unwrap();
+    set_master(&mut netlink, port, bridge).unwrap();
     netlink.add_address(bridge, "10.95.0.1".parse().unwrap(), 24).unwrap();
     netlink.set_up(bridge, true).unwrap();
     let add = "limit add down --dev br0 --scheme police --ingress 20mbit --burst 250kb --hook xdp";

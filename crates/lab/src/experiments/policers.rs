@@ -17,6 +17,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use tidegate_core::{Bytes, Direction, Rate, burst::policer_burst};
+use tidegate_instruments::plumbing::set_gso_max_segs;
 use tidegate_instruments::wire_meter::WireMeter;
 use tidegate_sys::net::NetNs;
 
@@ -84,7 +85,7 @@ impl Road {
     pub(super) fn cut(&self, cut: bool) -> anyhow::Result<()> {
         let mut sender = self.testbed.sender().netlink()?;
         let dev = sender.index_of(self.testbed.sender_dev())?;
-        Ok(sender.set_gso_max_segs(dev, if cut { 1 } else { SEGMENTS_MOST })?)
+        Ok(set_gso_max_segs(&mut sender, dev, if cut { 1 } else { SEGMENTS_MOST })?)
     }
 
     /// Begins to count what arrives.

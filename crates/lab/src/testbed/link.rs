@@ -7,13 +7,17 @@
 use std::{fmt, time::Duration};
 
 use tidegate_core::{Bytes, Nanos, Rate, link::LinkOptions};
+use tidegate_instruments::{
+    plumbing::{add_bridge, set_gso_max_segs, set_master, set_txqueuelen},
+    qdiscs::Netem,
+};
 use tidegate_nic::{
     cable::{Cable, CableCounters, CableError, CableOptions, wants_segments},
     port::tap::{TapOptions, TapPort},
 };
 use tidegate_sys::net::{
     NetNs, VethPair,
-    qdisc::{Handle, Netem, Place, Qdisc, Verb},
+    qdisc::{Handle, Place, Verb},
 };
 
 use crate::stop::Skip;
@@ -138,7 +142,7 @@ fn cable(near: (&NetNs, &str), far: (&NetNs, &str), spec: &LinkSpec) -> anyhow::
             TapPort::open(netns, &TapOptions { offloads: segments, ..TapOptions::new(dev) })?;
         let mut netlink = netns.netlink()?;
         let index = netlink.index_of(dev)?;
-        netlink.set_txqueuelen(index, TAP_QUEUE_FRAMES)?;
+        set_txqueuelen(&mut netlink, index, TAP_QUEUE_FRAMES)?;
         Ok(port)
     };
     Ok(Cable::start(tap(near)?, tap(far)?, &spec.cable_options())?)
@@ -156,22 +160,22 @@ fn netem(
     }
     let between = NetNs::create(name)?;
     let mut netlink = between.netlink()?;
-    netlink.add_bridge("bridge")?;
+    add_bridge(&mut netlink, "bridge")?;
     let bridge = netlink.index_of("bridge")?;
     netlink.set_up(bridge, true)?;
     for ((netns, dev), port, way) in [(near, "near", spec.back), (far, "far", spec.there)] {
         let pair = VethPair { name: port, peer: dev, peer_netns: Some(netns) };
         netlink.add_veth(&pair)?;
         let index = netlink.index_of(port)?;
-        netlink.set_master(index, bridge)?;
+        set_master(&mut netlink, index, bridge)?;
         if !spec.takes_segments() {
             // The hosts' own devices: what they send is cut before it gets here.
             let mut host = netns.netlink()?;
             let index = host.index_of(dev)?;
-            host.set_gso_max_segs(index, 1)?;
+            set_gso_max_segs(&mut host, index, 1)?;
         }
         let place = Place { ifindex: index, parent: Handle::ROOT, handle: Handle::new(1, 0) };
-        let qdisc = Qdisc::Netem(netem_options(&way, spec.seed));
+        let qdisc = netem_options(&way, spec.seed);
         netlink.set_qdisc(Verb::Add, place, &qdisc).map_err(|error| match error.is_absent() {
             true => Skip("this kernel has no netem (the module sch_netem)".to_owned()).into(),
             false => anyhow::Error::from(error).context("cannot make the link"),

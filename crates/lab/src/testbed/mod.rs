@@ -43,7 +43,8 @@ use std::{
 };
 
 use anyhow::{Context, ensure};
-use tidegate_sys::net::{NetNs, Route, VethPair};
+use tidegate_instruments::plumbing::{Route, add_bridge, add_route, set_master, set_mtu};
+use tidegate_sys::net::{NetNs, VethPair};
 
 pub use cgroup::Cgroup;
 pub use link::{Joint, LinkSpec, Means};
@@ -409,7 +410,7 @@ fn cable(near: (&NetNs, &str), far: (&NetNs, &str), plan: &Plan) -> anyhow::Resu
         let Some(mtu_bytes) = plan.mtu_bytes else { continue };
         let mut netlink = netns.netlink()?;
         let index = netlink.index_of(dev)?;
-        netlink.set_mtu(index, mtu_bytes)?;
+        set_mtu(&mut netlink, index, mtu_bytes)?;
     }
     Ok(joint)
 }
@@ -426,11 +427,11 @@ fn settle((netns, dev, host): (&NetNs, &str, u8), link: u8) -> anyhow::Result<()
 /// Makes devices of a host the ports of a bridge.
 fn bridge(netns: &NetNs, ports: &[&str]) -> anyhow::Result<()> {
     let mut netlink = netns.netlink()?;
-    netlink.add_bridge(BRIDGE)?;
+    add_bridge(&mut netlink, BRIDGE)?;
     let bridge = netlink.index_of(BRIDGE)?;
     for port in ports {
         let index = netlink.index_of(port)?;
-        netlink.set_master(index, bridge)?;
+        set_master(&mut netlink, index, bridge)?;
         netlink.set_up(index, true)?;
     }
     Ok(netlink.set_up(bridge, true)?)
@@ -443,7 +444,7 @@ fn default_routes(netns: &NetNs, link: u8) -> anyhow::Result<()> {
         [(Ipv4Addr::UNSPECIFIED.into(), Family::V4), (Ipv6Addr::UNSPECIFIED.into(), Family::V6)]
     {
         let gateway = address(link, 254, family);
-        netlink.add_route(&Route { network, prefix_len: 0, gateway })?;
+        add_route(&mut netlink, &Route { network, prefix_len: 0, gateway })?;
     }
     Ok(())
 }

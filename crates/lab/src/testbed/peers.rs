@@ -4,12 +4,10 @@ use std::{net::IpAddr, time::Duration};
 
 use anyhow::{bail, ensure};
 use tidegate_core::Rate;
+use tidegate_instruments::qdiscs::{Cake, DestinationFilter, Fq, add_filter};
 use tidegate_sys::net::{
     NetNs, Netlink,
-    qdisc::{
-        Cake, DestinationFilter, FqCodel, Handle, Htb, HtbClass, Place, Qdisc, QueueStats, Tbf,
-        TbfQueue, Verb,
-    },
+    qdisc::{Fifo, FqCodel, Handle, Htb, HtbClass, Place, Qdisc, QueueStats, Tbf, Verb},
 };
 
 use super::{Family, Testbed};
@@ -64,12 +62,20 @@ impl TbfOptions {
         let per_tick = u32::try_from(rate_bit_s / 8 / 250).unwrap_or(u32::MAX);
         Self { burst_bytes: per_tick.max(65_536), latency: Duration::from_millis(50) }
     }
+
+    /// As `tc` takes them: what may wait is what the rate sends in the latency, and one burst.
+    fn tbf(self, rate_bit_s: u64) -> Tbf {
+        let Self { burst_bytes, latency } = self;
+        let waiting_bytes = (rate_bit_s / 8) as f64 * latency.as_secs_f64();
+        let limit_bytes = (waiting_bytes + f64::from(burst_bytes)) as u32;
+        Tbf { rate_bit_s, burst_bytes, limit_bytes }
+    }
 }
 
 impl Peer {
     /// As `tc qdisc add dev DEV root handle 1: pfifo limit 1000`: a queue without a limit.
     pub fn pfifo(testbed: &Testbed) -> anyhow::Result<Self> {
-        Self::at_root(testbed, &Qdisc::Pfifo { limit_packets: QUEUE_PACKETS })
+        Self::at_root(testbed, &Fifo::Packets(QUEUE_PACKETS))
     }
 
     /// As `tc qdisc add dev DEV root handle 1: htb default 1` and
@@ -79,7 +85,7 @@ impl Peer {
     }
 
     pub fn htb_on(host: &NetNs, dev: &str, rate_bit_s: u64) -> anyhow::Result<Self> {
-        let mut peer = Self::on(host, dev, &Qdisc::Htb(Htb::new(SHARED.minor)))?;
+        let mut peer = Self::on(host, dev, &Htb::new(SHARED.minor))?;
         peer.class(ROOT, SHARED, &HtbClass::new(rate_bit_s))?;
         peer.queue(SHARED)?;
         Ok(peer)
@@ -90,28 +96,28 @@ impl Peer {
     /// stack sends them.
     pub fn htb_short(testbed: &Testbed, rate_bit_s: u64, queue: Duration) -> anyhow::Result<Self> {
         let bytes = (rate_bit_s as f64 / 8.0 * queue.as_secs_f64()) as u32;
-        let queue = Qdisc::Bfifo { limit_bytes: bytes.max(SHORT_LEAST_BYTES) };
+        let queue = Fifo::Bytes(bytes.max(SHORT_LEAST_BYTES));
         Self::htb_with(testbed, rate_bit_s, &queue)
     }
 
     /// [`Peer::htb`] whose class has the queue `fq`, as by `tc qdisc add dev DEV parent 1:1 fq`; [`Skip`]
     /// where the kernel has none.
     pub fn htb_fq(testbed: &Testbed, rate_bit_s: u64) -> anyhow::Result<Self> {
-        Self::htb_with(testbed, rate_bit_s, &Qdisc::Fq)
+        Self::htb_with(testbed, rate_bit_s, &Fq)
     }
 
     /// The same with `fq_codel`.
     pub fn htb_fq_codel(testbed: &Testbed, rate_bit_s: u64) -> anyhow::Result<Self> {
-        Self::htb_with(testbed, rate_bit_s, &Qdisc::FqCodel(FqCodel::usual()))
+        Self::htb_with(testbed, rate_bit_s, &FqCodel::usual())
     }
 
     /// As `tc qdisc add dev DEV root cake bandwidth RATE`; [`Skip`] where the kernel has none.
     pub fn cake(testbed: &Testbed, rate_bit_s: u64) -> anyhow::Result<Self> {
-        Self::at_root(testbed, &Qdisc::Cake(Cake { bandwidth_bit_s: rate_bit_s }))
+        Self::at_root(testbed, &Cake { bandwidth_bit_s: rate_bit_s })
     }
 
-    fn htb_with(testbed: &Testbed, rate_bit_s: u64, queue: &Qdisc) -> anyhow::Result<Self> {
-        let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(SHARED.minor)))?;
+    fn htb_with(testbed: &Testbed, rate_bit_s: u64, queue: &dyn Qdisc) -> anyhow::Result<Self> {
+        let mut peer = Self::at_root(testbed, &Htb::new(SHARED.minor))?;
         peer.class(ROOT, SHARED, &HtbClass::new(rate_bit_s))?;
         peer.queue_of(SHARED, queue)?;
         Ok(peer)
@@ -124,19 +130,19 @@ impl Peer {
     ///
     /// [`Skip`] where it has not.
     pub fn check_kernel(kind: &str) -> anyhow::Result<()> {
-        let qdisc = match kind {
-            "fq" => Qdisc::Fq,
-            "fq_codel" => Qdisc::FqCodel(FqCodel::usual()),
-            "cake" => Qdisc::Cake(Cake { bandwidth_bit_s: OPEN_BIT_S }),
+        let qdisc: &dyn Qdisc = match kind {
+            "fq" => &Fq,
+            "fq_codel" => &FqCodel::usual(),
+            "cake" => &Cake { bandwidth_bit_s: OPEN_BIT_S },
             _ => bail!("{kind} is no queue that is looked for"),
         };
         let netns = NetNs::create(&format!("tidegate-{}-{kind}", std::process::id()))?;
-        Self::on(&netns, "lo", &qdisc).map(drop)
+        Self::on(&netns, "lo", qdisc).map(drop)
     }
 
     /// As `tc qdisc add dev DEV root fq`; [`Skip`] where the kernel has none.
     pub fn fq_on(host: &NetNs, dev: &str) -> anyhow::Result<Self> {
-        Self::on(host, dev, &Qdisc::Fq)
+        Self::on(host, dev, &Fq)
     }
 
     /// As `tc qdisc add dev DEV root handle 1: tbf rate RATE burst B latency L`.
@@ -151,9 +157,7 @@ impl Peer {
         rate_bit_s: u64,
         options: TbfOptions,
     ) -> anyhow::Result<Self> {
-        let TbfOptions { burst_bytes, latency } = options;
-        let queue = TbfQueue::Latency(latency);
-        Self::on(host, dev, &Qdisc::Tbf(Tbf { rate_bit_s, burst_bytes, queue }))
+        Self::on(host, dev, &options.tbf(rate_bit_s))
     }
 
     /// HTB with one class for each receiver: each gets its minimum, and what the others leave of
@@ -174,7 +178,7 @@ impl Peer {
             sum <= total_bit_s,
             "the minimums add up to {sum}bit, the total is {total_bit_s}bit"
         );
-        let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(0)))?;
+        let mut peer = Self::at_root(testbed, &Htb::new(0))?;
         peer.class(ROOT, SHARED, &HtbClass::new(total_bit_s))?;
         for (receiver, &minimum_bit_s) in minimums_bit_s.iter().enumerate() {
             let class = receiver_class(receiver);
@@ -187,7 +191,7 @@ impl Peer {
                 let ifindex = peer.ifindex;
                 let filter =
                     DestinationFilter { ifindex, parent: ROOT, network, prefix_len, class };
-                peer.netlink.add_filter(&filter)?;
+                add_filter(&mut peer.netlink, &filter)?;
             }
         }
         Ok(peer)
@@ -198,7 +202,7 @@ impl Peer {
     /// As `tc class add dev DEV parent 1:1 classid 1:10 htb rate RATE ceil CEIL quantum BYTES`, and a filter
     /// by destination for each class that has one.
     pub fn htb_tree(testbed: &Testbed, rate_bit_s: u64, nodes: &[HtbNode]) -> anyhow::Result<Self> {
-        let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(0)))?;
+        let mut peer = Self::at_root(testbed, &Htb::new(0))?;
         peer.class(ROOT, SHARED, &HtbClass::new(rate_bit_s))?;
         for (index, node) in nodes.iter().enumerate() {
             let class = receiver_class(index);
@@ -208,14 +212,14 @@ impl Peer {
             let prefix_len = if network.is_ipv4() { 32 } else { 128 };
             let ifindex = peer.ifindex;
             let filter = DestinationFilter { ifindex, parent: ROOT, network, prefix_len, class };
-            peer.netlink.add_filter(&filter)?;
+            add_filter(&mut peer.netlink, &filter)?;
         }
         Ok(peer)
     }
 
     /// HTB with a class for each rate, for packets whose priority names [`Peer::class_of`] it.
     pub fn htb_each(testbed: &Testbed, rates: &[Rate]) -> anyhow::Result<Self> {
-        let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(0)))?;
+        let mut peer = Self::at_root(testbed, &Htb::new(0))?;
         for (flow, rate) in rates.iter().enumerate() {
             peer.class(ROOT, Self::class_of(flow), &HtbClass::new(rate.bit_s()))?;
         }
@@ -225,7 +229,7 @@ impl Peer {
     /// A TBF for each rate, for packets whose priority names [`Peer::class_of`] it. They hang from classes of
     /// HTB that are too fast to matter: of the qdiscs with classes it is the one that every kernel here has.
     pub fn tbf_each(testbed: &Testbed, rates: &[Rate]) -> anyhow::Result<Self> {
-        let mut peer = Self::at_root(testbed, &Qdisc::Htb(Htb::new(0)))?;
+        let mut peer = Self::at_root(testbed, &Htb::new(0))?;
         for (flow, rate) in rates.iter().enumerate() {
             let parent = Self::class_of(flow);
             let free = HtbClass {
@@ -236,10 +240,8 @@ impl Peer {
             peer.class(ROOT, parent, &free)?;
             let handle = Handle::new(parent.minor + QUEUES, 0);
             let place = Place { ifindex: peer.ifindex, parent, handle };
-            let TbfOptions { burst_bytes, latency } = TbfOptions::usual(rate.bit_s());
-            let queue = TbfQueue::Latency(latency);
-            let tbf = Tbf { rate_bit_s: rate.bit_s(), burst_bytes, queue };
-            peer.netlink.set_qdisc(Verb::Add, place, &Qdisc::Tbf(tbf))?;
+            let tbf = TbfOptions::usual(rate.bit_s()).tbf(rate.bit_s());
+            peer.netlink.set_qdisc(Verb::Add, place, &tbf)?;
         }
         Ok(peer)
     }
@@ -259,11 +261,11 @@ impl Peer {
         Ok(self.netlink.class_stats(self.ifindex)?)
     }
 
-    fn at_root(testbed: &Testbed, qdisc: &Qdisc) -> anyhow::Result<Self> {
+    fn at_root(testbed: &Testbed, qdisc: &dyn Qdisc) -> anyhow::Result<Self> {
         Self::on(testbed.sender(), testbed.sender_dev(), qdisc)
     }
 
-    fn on(host: &NetNs, dev: &str, qdisc: &Qdisc) -> anyhow::Result<Self> {
+    fn on(host: &NetNs, dev: &str, qdisc: &dyn Qdisc) -> anyhow::Result<Self> {
         let mut netlink = host.netlink()?;
         let ifindex = netlink.index_of(dev)?;
         let place = Place { ifindex, parent: Handle::ROOT, handle: ROOT };
@@ -281,10 +283,10 @@ impl Peer {
     /// The queue that a class of HTB has by itself on a device with the usual `txqueuelen`: that of a link's
     /// device is longer.
     fn queue(&mut self, class: Handle) -> anyhow::Result<()> {
-        self.queue_of(class, &Qdisc::Pfifo { limit_packets: QUEUE_PACKETS })
+        self.queue_of(class, &Fifo::Packets(QUEUE_PACKETS))
     }
 
-    fn queue_of(&mut self, class: Handle, queue: &Qdisc) -> anyhow::Result<()> {
+    fn queue_of(&mut self, class: Handle, queue: &dyn Qdisc) -> anyhow::Result<()> {
         let handle = Handle::new(class.minor + QUEUES, 0);
         let place = Place { ifindex: self.ifindex, parent: class, handle };
         set_qdisc(&mut self.netlink, place, queue)
@@ -292,7 +294,7 @@ impl Peer {
 }
 
 /// [`Skip`] where the kernel has no such qdisc.
-fn set_qdisc(netlink: &mut Netlink, place: Place, qdisc: &Qdisc) -> anyhow::Result<()> {
+fn set_qdisc(netlink: &mut Netlink, place: Place, qdisc: &dyn Qdisc) -> anyhow::Result<()> {
     netlink.set_qdisc(Verb::Add, place, qdisc).map_err(|error| match error.is_absent() {
         true => Skip(format!("this kernel has no {0} (the module sch_{0})", qdisc.kind())).into(),
         false => error.into(),
@@ -308,4 +310,16 @@ impl Drop for Peer {
 /// The class of a receiver in [`Peer::htb_minimums`]: 1:10, 1:11.
 pub fn receiver_class(receiver: usize) -> Handle {
     Handle::new(1, 0x10 + receiver as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tbf_turns_latency_into_a_limit() {
+        let options = TbfOptions { burst_bytes: 10_000, latency: Duration::from_millis(50) };
+        // 1 MB/s x 50 ms + burst
+        assert_eq!(options.tbf(8_000_000).limit_bytes, 60_000);
+    }
 }

@@ -17,7 +17,8 @@ use std::{
 };
 
 use anyhow::ensure;
-use tidegate_sys::net::{NetNs, Route};
+use tidegate_instruments::plumbing::{Route, add_route, set_gso_max_segs};
+use tidegate_sys::net::NetNs;
 
 use super::{
     DEV, Family, Joint, LONG_PATH_SYSCTLS, LinkSpec, Plan, READY, SYSCTLS, address, answers,
@@ -108,7 +109,7 @@ impl Sites {
             joints.extend(join((&sender, DEV, 1), (&router, LAN, GATEWAY), LANS + site, lan)?);
             let mut netlink = sender.netlink()?;
             let index = netlink.index_of(DEV)?;
-            netlink.set_gso_max_segs(index, 1)?;
+            set_gso_max_segs(&mut netlink, index, 1)?;
             default_routes(&sender, LANS + site)?;
             let (far, way) = (hub_dev(site), linked(of_site.wan, &format!("between{site}")));
             joints.extend(join((&router, WAN, 1), (&hub, &far, GATEWAY), WANS + site, &way)?);
@@ -197,7 +198,7 @@ impl Sites {
         let network = Ipv4Addr::new(10, 77, LANS + site as u8, 0).into();
         let gateway = self.router_addr(site);
         let mut netlink = self.hub.netlink()?;
-        Ok(netlink.add_route(&Route { network, prefix_len: super::V4_BITS, gateway })?)
+        Ok(add_route(&mut netlink, &Route { network, prefix_len: super::V4_BITS, gateway })?)
     }
 }
 

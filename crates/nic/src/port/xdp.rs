@@ -14,8 +14,7 @@
 //!   multi-buffer.
 //! - Segmentation and checksums are done here, in software, before a frame leaves: see [`crate::segment`].
 //! - What arrives has no offload metadata. A veth peer leaves checksums unfinished, and nothing says so:
-//!   switch that off on the peer ([`tidegate_sys::net::set_tx_offload`], `ethtool -K DEVICE tx off`).
-//!   Frames from a wire are always finished.
+//!   switch that off on the peer (`ethtool -K DEVICE tx off`). Frames from a wire are always finished.
 //! - poll(2) does not tell when the device is deleted. [`receive`](Port::receive) does, on one call in
 //!   [`GONE_CHECK_EVERY`] that finds nothing: call it now and then on a quiet port too.
 

@@ -7,7 +7,7 @@ use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage as Message,
     address::{AddressAttribute, AddressFlags, AddressMessage},
     link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
-    route::{RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType},
+    route::{RouteAttribute, RouteHeader, RouteMessage, RouteType},
 };
 
 use super::{NetError, NetNs, Netlink};
@@ -23,33 +23,6 @@ pub struct VethPair<'a> {
     pub peer: &'a str,
     /// Where the other end appears; none: in the handle's namespace too.
     pub peer_netns: Option<&'a NetNs>,
-}
-
-/// A way to a network.
-#[derive(Debug, Clone, Copy)]
-pub struct Route {
-    /// The network's address; an unspecified address with prefix 0 is the default route.
-    pub network: IpAddr,
-    /// Length of the network's prefix in bits.
-    pub prefix_len: u8,
-    /// The next hop.
-    pub gateway: IpAddr,
-}
-
-/// Counters of a device since it was made.
-///
-/// `*_bytes` count a packet as the device saw it: the headers of a packet that is still to be
-/// segmented count once. `tidegate-instruments` measures what is on the wire.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct LinkStats {
-    pub rx_packets: u64,
-    pub rx_bytes: u64,
-    /// Packets that came in and were dropped.
-    pub rx_dropped: u64,
-    pub tx_packets: u64,
-    pub tx_bytes: u64,
-    /// Packets that were to be sent and were dropped by the device.
-    pub tx_dropped: u64,
 }
 
 /// What a device is and what it is joined to.
@@ -131,18 +104,6 @@ impl Netlink {
         self.request(&action, Message::NewLink(link), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Makes a bridge, which is down. It forwards from the moment that it and its ports are up.
-    pub fn add_bridge(&mut self, name: &str) -> Result<(), NetError> {
-        check_name(name)?;
-        let mut link = LinkMessage::default();
-        link.attributes = vec![
-            LinkAttribute::IfName(name.into()),
-            LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Bridge)]),
-        ];
-        let action = format!("make the bridge {name}");
-        self.request(&action, Message::NewLink(link), NLM_F_CREATE | NLM_F_EXCL)
-    }
-
     /// Makes an intermediate functional block: a device that what another one receives can be sent through,
     /// so that it meets a qdisc. It is down.
     pub fn add_ifb(&mut self, name: &str) -> Result<(), NetError> {
@@ -154,11 +115,6 @@ impl Netlink {
         ];
         let action = format!("make the ifb device {name}");
         self.request(&action, Message::NewLink(link), NLM_F_CREATE | NLM_F_EXCL)
-    }
-
-    /// Makes a device a port of a bridge.
-    pub fn set_master(&mut self, index: u32, bridge: u32) -> Result<(), NetError> {
-        self.set_attribute(index, "bridge", LinkAttribute::Controller(bridge))
     }
 
     /// Deletes a device; of a veth pair, both ends.
@@ -184,41 +140,33 @@ impl Netlink {
         self.request(&action, Message::SetLink(link), 0)
     }
 
-    /// Sets the largest packet, in bytes, without the Ethernet header.
-    pub fn set_mtu(&mut self, index: u32, mtu_bytes: u32) -> Result<(), NetError> {
-        self.set_attribute(index, "mtu", LinkAttribute::Mtu(mtu_bytes))
-    }
-
     /// The largest packet, in bytes, without the Ethernet header.
     pub fn mtu(&mut self, index: u32) -> Result<u32, NetError> {
-        let action = format!("read the mtu of device {index}");
-        let link = self.get_link(&action, link_at(index))?;
-        let mtu = link.attributes.iter().find_map(|attribute| match attribute {
-            LinkAttribute::Mtu(mtu) => Some(*mtu),
+        self.attribute(index, "mtu", |attribute| match attribute {
+            LinkAttribute::Mtu(mtu) => Some(mtu),
             _ => None,
-        });
-        mtu.ok_or_else(|| NetError::Malformed { action, detail: "no mtu".into() })
+        })
     }
 
     /// The largest packet, in bytes, that the stack hands to the device to be segmented later.
     pub fn gso_max_size(&mut self, index: u32) -> Result<u32, NetError> {
-        let action = format!("read the gso_max_size of device {index}");
-        let link = self.get_link(&action, link_at(index))?;
-        let bytes = link.attributes.iter().find_map(|attribute| match attribute {
-            LinkAttribute::GsoMaxSize(bytes) => Some(*bytes),
+        self.attribute(index, "gso_max_size", |attribute| match attribute {
+            LinkAttribute::GsoMaxSize(bytes) => Some(bytes),
             _ => None,
-        });
-        bytes.ok_or_else(|| NetError::Malformed { action, detail: "no gso_max_size".into() })
+        })
     }
 
-    /// Sets how many segments such a packet may have. With 1 every packet is sent on its own.
-    pub fn set_gso_max_segs(&mut self, index: u32, segments: u32) -> Result<(), NetError> {
-        self.set_attribute(index, "gso_max_segs", LinkAttribute::GsoMaxSegs(segments))
-    }
-
-    /// Sets the length, in packets, of queues that take the device's for their default.
-    pub fn set_txqueuelen(&mut self, index: u32, packets: u32) -> Result<(), NetError> {
-        self.set_attribute(index, "txqueuelen", LinkAttribute::TxQueueLen(packets))
+    /// What the kernel says of a device in the attribute that `pick` takes.
+    pub fn attribute<T>(
+        &mut self,
+        index: u32,
+        what: &str,
+        pick: impl Fn(LinkAttribute) -> Option<T>,
+    ) -> Result<T, NetError> {
+        let action = format!("read the {what} of device {index}");
+        let link = self.get_link(&action, link_at(index))?;
+        let found = link.attributes.into_iter().find_map(pick);
+        found.ok_or_else(|| NetError::Malformed { action, detail: format!("no {what}") })
     }
 
     /// Gives a device an address. An IPv6 address is usable at once: duplicate address detection
@@ -230,7 +178,8 @@ impl Netlink {
         prefix_len: u8,
     ) -> Result<(), NetError> {
         let mut message = AddressMessage::default();
-        message.header.family = family(address);
+        message.header.family =
+            if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         message.header.prefix_len = prefix_len;
         message.header.index = index;
         message.attributes =
@@ -242,47 +191,6 @@ impl Netlink {
         self.request(&action, Message::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Adds a route to the main table.
-    pub fn add_route(&mut self, route: &Route) -> Result<(), NetError> {
-        let mut message = RouteMessage::default();
-        message.header = RouteHeader {
-            address_family: family(route.network),
-            destination_prefix_length: route.prefix_len,
-            table: RouteHeader::RT_TABLE_MAIN,
-            protocol: RouteProtocol::Static,
-            scope: RouteScope::Universe,
-            kind: RouteType::Unicast,
-            ..RouteHeader::default()
-        };
-        message.attributes.push(RouteAttribute::Gateway(route.gateway.into()));
-        if route.prefix_len > 0 {
-            message.attributes.push(RouteAttribute::Destination(route.network.into()));
-        }
-        let action =
-            format!("add the route {}/{} via {}", route.network, route.prefix_len, route.gateway);
-        self.request(&action, Message::NewRoute(message), NLM_F_CREATE | NLM_F_EXCL)
-    }
-
-    /// Reads a device's 64-bit counters.
-    pub fn link_stats(&mut self, index: u32) -> Result<LinkStats, NetError> {
-        let action = format!("read the counters of device {index}");
-        let link = self.get_link(&action, link_at(index))?;
-        link.attributes
-            .iter()
-            .find_map(|attribute| match attribute {
-                LinkAttribute::Stats64(s) => Some(LinkStats {
-                    rx_packets: s.rx_packets,
-                    rx_bytes: s.rx_bytes,
-                    rx_dropped: s.rx_dropped,
-                    tx_packets: s.tx_packets,
-                    tx_bytes: s.tx_bytes,
-                    tx_dropped: s.tx_dropped,
-                }),
-                _ => None,
-            })
-            .ok_or_else(|| NetError::Malformed { action, detail: "no 64-bit counters".into() })
-    }
-
     fn get_link(&mut self, action: &str, query: LinkMessage) -> Result<LinkMessage, NetError> {
         self.get(action, Message::GetLink(query))?
             .into_iter()
@@ -291,18 +199,6 @@ impl Netlink {
                 _ => None,
             })
             .ok_or_else(|| NetError::Malformed { action: action.into(), detail: "no link".into() })
-    }
-
-    fn set_attribute(
-        &mut self,
-        index: u32,
-        what: &str,
-        attribute: LinkAttribute,
-    ) -> Result<(), NetError> {
-        let mut link = link_at(index);
-        let action = format!("set the {what} of device {index}");
-        link.attributes.push(attribute);
-        self.request(&action, Message::SetLink(link), 0)
     }
 }
 
@@ -349,11 +245,11 @@ fn link_at(index: u32) -> LinkMessage {
     link
 }
 
-fn family(address: IpAddr) -> AddressFamily {
-    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
-}
-
-pub(super) fn check_name(name: &str) -> Result<(), NetError> {
+/// Whether a device may have this name.
+///
+/// # Errors
+/// [`NetError::Invalid`] if the kernel would not take it.
+pub fn check_name(name: &str) -> Result<(), NetError> {
     let fits = (1..=NAME_BYTES_MAX).contains(&name.len()) && CString::new(name).is_ok();
     if fits && !name.contains(['/', ' ', ':']) {
         return Ok(());

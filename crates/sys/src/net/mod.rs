@@ -10,7 +10,6 @@
 
 mod changes;
 pub mod diag;
-mod ethtool;
 pub mod holders;
 mod link;
 mod netlink;
@@ -23,9 +22,8 @@ mod tcp_info;
 use std::io;
 
 pub use changes::DeviceChanges;
-pub use ethtool::set_tx_offload;
-pub use link::{Device, LinkStats, Route, VethPair};
-pub use netlink::Netlink;
+pub use link::{Device, VethPair, check_name};
+pub use netlink::{Attributes, Netlink};
 pub use netns::NetNs;
 pub use queues::rx_queues;
 pub use spawn::{SpawnInto, prepare};

@@ -41,7 +41,7 @@ impl Netlink {
     }
 
     /// Sends a request and waits for its acknowledgement.
-    pub(crate) fn request(
+    pub fn request(
         &mut self,
         action: &str,
         message: RouteNetlinkMessage,
@@ -150,10 +150,10 @@ fn ext_ack_text(capped_request: &[u8]) -> String {
 
 /// Writes netlink attributes: a 16-bit length, a 16-bit kind, the value, padding to 4 bytes.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct Attributes(Vec<u8>);
+pub struct Attributes(Vec<u8>);
 
 impl Attributes {
-    pub(crate) fn push(&mut self, kind: u16, value: &[u8]) -> &mut Self {
+    pub fn push(&mut self, kind: u16, value: &[u8]) -> &mut Self {
         // The longest value here is a rate table of 1024 bytes.
         debug_assert!(value.len() < usize::from(u16::MAX) - 4);
         let len = (value.len() + 4) as u16;
@@ -164,7 +164,7 @@ impl Attributes {
         self
     }
 
-    pub(crate) fn into_bytes(self) -> Vec<u8> {
+    pub fn into_bytes(self) -> Vec<u8> {
         self.0
     }
 }

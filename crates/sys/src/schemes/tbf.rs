@@ -17,7 +17,7 @@ use crate::{
     limit::{AttachedLimit, Handle, LimitError, LimitMaps, LimitOptions, Reading},
     net::{
         Netlink,
-        qdisc::{Qdisc, Tbf, TbfQueue, Verb},
+        qdisc::{Tbf, Verb},
     },
     root_qdisc::{self, Undo},
     schemes::{LINKS, MapsByName, Pinned, Scheme, Successor, successors},
@@ -116,7 +116,7 @@ fn remove(limit: &intf::Limit) {
 
 /// The qdisc of a limit on a device with an MTU. What it sends at once is at least one frame, or none would
 /// pass.
-fn qdisc_of(limit: &intf::Limit, mtu_bytes: u32) -> Result<Qdisc, LimitError> {
+fn qdisc_of(limit: &intf::Limit, mtu_bytes: u32) -> Result<Tbf, LimitError> {
     let out = limit.leaving();
     let rate = limit.rate(out).ok_or(ConfigError::Scheme(limit.scheme()))?;
     let conf = limit.queue[intf::index(out)];
@@ -124,11 +124,11 @@ fn qdisc_of(limit: &intf::Limit, mtu_bytes: u32) -> Result<Qdisc, LimitError> {
     let bytes = |time: u64, least: u32| {
         u32::try_from(rate.bytes_in(Nanos(time)).0).unwrap_or(u32::MAX).max(least)
     };
-    Ok(Qdisc::Tbf(Tbf {
+    Ok(Tbf {
         rate_bit_s: rate.bit_s(),
         burst_bytes: bytes(conf.burst_ns, least),
-        queue: TbfQueue::LimitBytes(bytes(conf.drop_ns, least)),
-    }))
+        limit_bytes: bytes(conf.drop_ns, least),
+    })
 }
 
 /// A limit in force.

@@ -10,7 +10,7 @@ use crate::{
     backlog::locate,
     net::{
         NetNs, VethPair,
-        qdisc::{FqCodel, Handle, Htb, HtbClass, Place, Qdisc, Verb},
+        qdisc::{Fifo, FqCodel, Handle, Htb, HtbClass, Place, Qdisc, Verb},
     },
 };
 
@@ -52,7 +52,7 @@ const LEAF: Handle = Handle::new(0x7500, 0);
 
 /// A device whose packets leave at 1 kB/s, so that nearly all of them wait; what waits after two flows have
 /// sent 30 and 10 datagrams of 1000 bytes. `None` where the kernel has no such queue, or does not explain it.
-fn two_flows(name: &str, leaf: &Qdisc) -> Option<Waiting> {
+fn two_flows(name: &str, leaf: &(dyn Qdisc + Sync)) -> Option<Waiting> {
     let netns = |side| NetNs::create(&format!("tidegate-{}-{name}-{side}", std::process::id()));
     let (near, far) = (netns("a").unwrap(), netns("b").unwrap());
     let mut netlink = near.netlink().unwrap();
@@ -81,9 +81,7 @@ fn two_flows(name: &str, leaf: &Qdisc) -> Option<Waiting> {
             assert!(std::time::Instant::now() < deadline, "{}", found());
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        netlink
-            .set_qdisc(Verb::Add, at(Handle::ROOT, Handle::new(1, 0)), &Qdisc::Htb(Htb::new(1)))
-            .unwrap();
+        netlink.set_qdisc(Verb::Add, at(Handle::ROOT, Handle::new(1, 0)), &Htb::new(1)).unwrap();
         let class = Handle::new(1, 1);
         netlink.set_class(Verb::Add, at(Handle::new(1, 0), class), &HtbClass::new(RATE)).unwrap();
         match netlink.set_qdisc(Verb::Add, at(class, LEAF), leaf) {
@@ -132,7 +130,7 @@ fn root_who_waits_in_a_fifo_is_reported() {
         eprintln!("SKIP root_who_waits_in_a_fifo_is_reported: needs root");
         return;
     }
-    has_both(&two_flows("fifo", &Qdisc::Bfifo { limit_bytes: 1_000_000 }).unwrap());
+    has_both(&two_flows("fifo", &Fifo::Bytes(1_000_000)).unwrap());
 }
 
 #[test]
@@ -148,7 +146,7 @@ fn root_who_waits_in_fq_codel_is_reported() {
         // It must not drop while it is looked at.
         target: std::time::Duration::from_secs(60),
     };
-    match two_flows("codel", &Qdisc::FqCodel(queue)) {
+    match two_flows("codel", &queue) {
         Some(waiting) => has_both(&waiting),
         None => eprintln!("SKIP {test}: this kernel has no fq_codel, or does not explain it"),
     }

@@ -12,6 +12,7 @@
 use std::{fmt, time::Duration};
 
 use tidegate_core::Rate;
+use tidegate_instruments::plumbing::set_mtu;
 use tidegate_instruments::wire_meter::WireMeter;
 use tidegate_nic::port::tap::{TapOptions, TapPort};
 use tidegate_sys::net::NetNs;
@@ -257,7 +258,7 @@ fn tap(rates: &[Rate], time: Duration) -> anyhow::Result<(Outcome, Vec<f64>)> {
     let port = TapPort::open(&netns, &TapOptions::new(DEVICE))?;
     let mut netlink = netns.netlink()?;
     let index = netlink.index_of(DEVICE)?;
-    netlink.set_mtu(index, DEVICE_MTU_BYTES)?;
+    set_mtu(&mut netlink, index, DEVICE_MTU_BYTES)?;
     netlink.set_up(index, true)?;
     let bins = (time.as_nanos() / BIN.as_nanos()) as u32;
     let mut meter = WireMeter::attach(&netns, DEVICE, bins, BIN)?;

@@ -1,18 +1,13 @@
-//! Queueing disciplines: HTB, TBF, CAKE, fq, fq_codel, netem, the FIFOs and clsact; their classes, filters
-//! and counters.
+//! Queueing disciplines: HTB, TBF, fq_codel, the FIFOs and clsact; their classes, filters and counters.
 //!
 //! The requests are those that `tc` of iproute2 sends for the same words, down to the rate tables
 //! that the kernel has not read since 3.8 but still wants from an old-style link layer. What the
 //! kernel then reports through `tc -d qdisc show` is the same; a privileged test compares the two.
 
-mod netem;
 mod options;
-#[cfg(test)]
-mod tests;
 
 use std::{
     fmt,
-    net::IpAddr,
     os::fd::{AsRawFd, BorrowedFd},
 };
 
@@ -22,18 +17,12 @@ use netlink_packet_route::{
     tc::{TcAttribute, TcFilterBpfOption, TcHandle, TcMessage, TcOption, TcStats2},
 };
 
-pub use netem::Netem;
-pub use options::{Cake, FqCodel, Htb, HtbClass, Tbf, TbfQueue, tc_default_burst_bytes};
+pub use options::{FqCodel, Htb, HtbClass, Tbf};
 
 use super::{NetError, Netlink};
 
 const TCA_OPTIONS: u16 = 2;
 const ETH_P_ALL: u16 = 0x0003;
-const ETH_P_IP: u16 = 0x0800;
-const ETH_P_IPV6: u16 = 0x86dd;
-/// Filters of one priority match one protocol, so the two address families need two.
-const FILTER_PRIORITY_IPV4: u16 = 10;
-const FILTER_PRIORITY_IPV6: u16 = 11;
 
 /// The name of a qdisc or class: `major:minor`, printed in hexadecimal as `tc` does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -126,56 +115,44 @@ impl fmt::Display for Verb {
 }
 
 /// A queueing discipline with its options.
-#[derive(Debug, Clone, Copy)]
-pub enum Qdisc {
-    /// Hierarchical token bucket.
-    Htb(Htb),
-    /// Token bucket filter.
-    Tbf(Tbf),
-    /// Network emulator.
-    Netem(Netem),
-    /// First in, first out, bounded in packets.
-    Pfifo { limit_packets: u32 },
-    /// First in, first out, bounded in bytes.
-    Bfifo { limit_bytes: u32 },
-    /// A queue for each of many flows, each kept short by CoDel.
-    FqCodel(FqCodel),
-    /// A queue for each flow, whose packets leave at the times that they carry.
-    Fq,
-    /// A shaper with a queue for each flow and host, each kept short.
-    Cake(Cake),
-    /// No queue; the hook for filters on both directions. Its place is [`Handle::CLSACT`].
-    Clsact,
+pub trait Qdisc {
+    /// As the kernel and `tc` call it.
+    fn kind(&self) -> &'static str;
+
+    /// Its options as they lie in the message; none if it has none.
+    fn options(&self) -> Result<Option<Vec<u8>>, NetError> {
+        Ok(None)
+    }
 }
 
-impl Qdisc {
-    /// As the kernel and `tc` call it.
-    pub fn kind(&self) -> &'static str {
+/// First in, first out, bounded in packets or in bytes.
+#[derive(Debug, Clone, Copy)]
+pub enum Fifo {
+    Packets(u32),
+    Bytes(u32),
+}
+
+impl Qdisc for Fifo {
+    fn kind(&self) -> &'static str {
         match self {
-            Self::Htb(_) => "htb",
-            Self::Tbf(_) => "tbf",
-            Self::Netem(_) => "netem",
-            Self::Pfifo { .. } => "pfifo",
-            Self::Bfifo { .. } => "bfifo",
-            Self::FqCodel(_) => "fq_codel",
-            Self::Fq => "fq",
-            Self::Cake(_) => "cake",
-            Self::Clsact => "clsact",
+            Self::Packets(_) => "pfifo",
+            Self::Bytes(_) => "bfifo",
         }
     }
 
     fn options(&self) -> Result<Option<Vec<u8>>, NetError> {
-        Ok(match self {
-            Self::Htb(htb) => Some(htb.encode()),
-            Self::Tbf(tbf) => Some(tbf.encode()?),
-            Self::Netem(netem) => Some(netem.encode()),
-            Self::FqCodel(fq_codel) => Some(fq_codel.encode()),
-            Self::Cake(cake) => Some(cake.encode()),
-            Self::Pfifo { limit_packets: limit } | Self::Bfifo { limit_bytes: limit } => {
-                Some(limit.to_ne_bytes().to_vec())
-            }
-            Self::Fq | Self::Clsact => None,
-        })
+        let (Self::Packets(limit) | Self::Bytes(limit)) = self;
+        Ok(Some(limit.to_ne_bytes().to_vec()))
+    }
+}
+
+/// No queue; the hook for filters on both directions. Its place is [`Handle::CLSACT`].
+#[derive(Debug, Clone, Copy)]
+pub struct Clsact;
+
+impl Qdisc for Clsact {
+    fn kind(&self) -> &'static str {
+        "clsact"
     }
 }
 
@@ -194,21 +171,6 @@ pub struct Redirect<'a> {
     pub program: BorrowedFd<'a>,
     /// The device that they are sent by.
     pub to: u32,
-}
-
-/// Sends packets with a destination in a network to a class.
-#[derive(Debug, Clone, Copy)]
-pub struct DestinationFilter {
-    /// The device.
-    pub ifindex: u32,
-    /// The qdisc whose packets are looked at.
-    pub parent: Handle,
-    /// The network's address.
-    pub network: IpAddr,
-    /// Length of the network's prefix in bits.
-    pub prefix_len: u8,
-    /// Where matching packets go.
-    pub class: Handle,
 }
 
 /// A filter of a qdisc.
@@ -247,7 +209,12 @@ pub struct QueueStats {
 
 impl Netlink {
     /// Adds, replaces or changes a qdisc.
-    pub fn set_qdisc(&mut self, verb: Verb, place: Place, qdisc: &Qdisc) -> Result<(), NetError> {
+    pub fn set_qdisc(
+        &mut self,
+        verb: Verb,
+        place: Place,
+        qdisc: &dyn Qdisc,
+    ) -> Result<(), NetError> {
         let kind = qdisc.kind();
         let message = tc_message(place, kind, qdisc.options()?);
         let action =
@@ -279,23 +246,6 @@ impl Netlink {
         let place = Place { ifindex, parent: Handle::UNSPEC, handle: class };
         let action = format!("delete the class {class} of device {ifindex}");
         self.request(&action, Message::DelTrafficClass(header_only(place)), 0)
-    }
-
-    /// Adds a filter that sends packets to a class by their destination address.
-    pub fn add_filter(&mut self, filter: &DestinationFilter) -> Result<(), NetError> {
-        let DestinationFilter { ifindex, parent, network, prefix_len, class } = *filter;
-        let options = options::u32_destination(network, prefix_len, class)?;
-        let place = Place { ifindex, parent, handle: Handle::UNSPEC };
-        let mut message = tc_message(place, "u32", Some(options));
-        let (priority, protocol) = match network {
-            IpAddr::V4(_) => (FILTER_PRIORITY_IPV4, ETH_P_IP),
-            IpAddr::V6(_) => (FILTER_PRIORITY_IPV6, ETH_P_IPV6),
-        };
-        message.header.info = u32::from(priority) << 16 | u32::from(protocol.to_be());
-        let action =
-            format!("add a filter for {network}/{prefix_len} to {parent} of device {ifindex}");
-        let flags = NLM_F_CREATE | NLM_F_EXCL;
-        self.request(&action, Message::NewTrafficFilter(message), flags)
     }
 
     /// Adds a filter for every packet that a program (`SCHED_CLS`) looks at: where the program returns -1,

@@ -5,9 +5,9 @@
 //! they take at the rate, in ticks of 64 ns, rounded down to whole microseconds before. And rates are
 //! bytes per second in 32 bits, followed by a 64-bit attribute only where those do not suffice.
 
-use std::{fs, net::IpAddr, os::fd::RawFd, time::Duration};
+use std::{fs, os::fd::RawFd, time::Duration};
 
-use super::{super::netlink::Attributes, Handle, NetError};
+use super::{super::netlink::Attributes, NetError, Qdisc};
 
 /// `PSCHED_SHIFT` is 6 in every kernel since 2.6.31.
 const TICK_NS: f64 = 64.0;
@@ -22,11 +22,12 @@ const TCA_HTB_PARMS: u16 = 1;
 const TCA_HTB_INIT: u16 = 2;
 const TCA_HTB_CTAB: u16 = 3;
 const TCA_HTB_RTAB: u16 = 4;
-const TCA_HTB_DIRECT_QLEN: u16 = 5;
 const TCA_HTB_RATE64: u16 = 6;
 const TCA_HTB_CEIL64: u16 = 7;
 /// The version of HTB's interface; the kernel refuses others.
 const HTB_VERSION: u32 = 3;
+/// A class without a quantum gets its rate in bytes per second divided by this.
+const RATE_TO_QUANTUM: u32 = 10;
 
 const TCA_TBF_PARMS: u16 = 1;
 const TCA_TBF_RTAB: u16 = 2;
@@ -36,8 +37,6 @@ const TCA_TBF_BURST: u16 = 6;
 const TCA_FQ_CODEL_TARGET: u16 = 1;
 const TCA_FQ_CODEL_LIMIT: u16 = 2;
 const TCA_FQ_CODEL_MEMORY_LIMIT: u16 = 9;
-
-const TCA_CAKE_BASE_RATE64: u16 = 2;
 
 const TCA_BPF_ACT: u16 = 1;
 const TCA_BPF_FD: u16 = 6;
@@ -50,41 +49,33 @@ const TCA_EGRESS_REDIR: u32 = 1;
 const TC_ACT_STOLEN: u32 = 4;
 const NLA_F_NESTED: u16 = 1 << 15;
 
-const TCA_U32_CLASSID: u16 = 1;
-const TCA_U32_SEL: u16 = 5;
-const U32_TERMINAL: u8 = 1;
-/// Offsets of the destination address from the start of the network header.
-const IPV4_DST_OFFSET: i32 = 16;
-const IPV6_DST_OFFSET: i32 = 24;
-
 /// HTB at the root of a device.
 #[derive(Debug, Clone, Copy)]
 pub struct Htb {
     /// The minor number of the class for packets that no filter catches; 0 sends them unlimited.
     pub default_class: u16,
-    /// A class without a quantum gets its rate in bytes per second divided by this.
-    pub rate_to_quantum: u32,
-    /// Packets that the unlimited queue may hold; none: the device's `txqueuelen`.
-    pub direct_queue_packets: Option<u32>,
 }
 
 impl Htb {
     /// As `tc qdisc add ... htb default MINOR`.
     pub fn new(default_class: u16) -> Self {
-        Self { default_class, rate_to_quantum: 10, direct_queue_packets: None }
+        Self { default_class }
+    }
+}
+
+impl Qdisc for Htb {
+    fn kind(&self) -> &'static str {
+        "htb"
     }
 
-    pub(super) fn encode(&self) -> Vec<u8> {
+    fn options(&self) -> Result<Option<Vec<u8>>, NetError> {
         let mut glob = Vec::with_capacity(20);
-        for field in [HTB_VERSION, self.rate_to_quantum, self.default_class.into(), 0, 0] {
+        for field in [HTB_VERSION, RATE_TO_QUANTUM, self.default_class.into(), 0, 0] {
             glob.extend_from_slice(&field.to_ne_bytes());
         }
         let mut options = Attributes::default();
         options.push(TCA_HTB_INIT, &glob);
-        if let Some(packets) = self.direct_queue_packets {
-            options.push(TCA_HTB_DIRECT_QLEN, &packets.to_ne_bytes());
-        }
-        options.into_bytes()
+        Ok(Some(options.into_bytes()))
     }
 }
 
@@ -94,9 +85,9 @@ pub struct HtbClass {
     pub rate_bit_s: u64,
     /// What it may send when others leave bandwidth; none: its rate.
     pub ceil_bit_s: Option<u64>,
-    /// What it may send at once at its rate; none: [`tc_default_burst_bytes`].
+    /// What it may send at once at its rate; none: as much as `tc` gives it.
     pub burst_bytes: Option<u32>,
-    /// What it may send at once at its ceiling; none: [`tc_default_burst_bytes`].
+    /// What it may send at once at its ceiling; none: as much as `tc` gives it.
     pub cburst_bytes: Option<u32>,
     /// Who is offered spare bandwidth first; 0 is first, 7 is last.
     pub priority: u32,
@@ -156,13 +147,6 @@ impl HtbClass {
     }
 }
 
-/// The burst that `tc` gives an HTB class by default: what the rate sends between two ticks of the
-/// kernel's clock, and one packet. With high-resolution timers a tick is a nanosecond, and the
-/// packet is all of it.
-pub fn tc_default_burst_bytes(rate_bit_s: u64) -> u32 {
-    default_burst(rate_bit_s / 8, HTB_MTU_BYTES)
-}
-
 /// FQ-CoDel, with the kernel's defaults for the rest.
 #[derive(Debug, Clone, Copy)]
 pub struct FqCodel {
@@ -178,29 +162,21 @@ impl FqCodel {
     pub fn usual() -> Self {
         Self { limit_packets: 10_240, memory_bytes: 32 << 20, target: Duration::from_millis(5) }
     }
+}
 
-    pub(super) fn encode(&self) -> Vec<u8> {
+impl Qdisc for FqCodel {
+    fn kind(&self) -> &'static str {
+        "fq_codel"
+    }
+
+    fn options(&self) -> Result<Option<Vec<u8>>, NetError> {
         let target_us = u32::try_from(self.target.as_micros()).unwrap_or(u32::MAX);
         let mut options = Attributes::default();
         options
             .push(TCA_FQ_CODEL_TARGET, &target_us.to_ne_bytes())
             .push(TCA_FQ_CODEL_LIMIT, &self.limit_packets.to_ne_bytes())
             .push(TCA_FQ_CODEL_MEMORY_LIMIT, &self.memory_bytes.to_ne_bytes());
-        options.into_bytes()
-    }
-}
-
-/// CAKE, as `tc qdisc add ... cake bandwidth RATE`; what else it can is as the kernel has it.
-#[derive(Debug, Clone, Copy)]
-pub struct Cake {
-    pub bandwidth_bit_s: u64,
-}
-
-impl Cake {
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut options = Attributes::default();
-        options.push(TCA_CAKE_BASE_RATE64, &(self.bandwidth_bit_s / 8).to_ne_bytes());
-        options.into_bytes()
+        Ok(Some(options.into_bytes()))
     }
 }
 
@@ -211,30 +187,20 @@ pub struct Tbf {
     /// What may be sent at once; larger packets are segmented, or dropped where that cannot be.
     pub burst_bytes: u32,
     /// How much may wait.
-    pub queue: TbfQueue,
+    pub limit_bytes: u32,
 }
 
-/// How much may wait in a [`Tbf`].
-#[derive(Debug, Clone, Copy)]
-pub enum TbfQueue {
-    LimitBytes(u32),
-    /// What the rate sends in this time, and one burst.
-    Latency(Duration),
-}
+impl Qdisc for Tbf {
+    fn kind(&self) -> &'static str {
+        "tbf"
+    }
 
-impl Tbf {
-    pub(super) fn encode(&self) -> Result<Vec<u8>, NetError> {
+    fn options(&self) -> Result<Option<Vec<u8>>, NetError> {
         let rate = byte_rate("rate", self.rate_bit_s)?;
-        let limit = match self.queue {
-            TbfQueue::LimitBytes(bytes) => bytes,
-            TbfQueue::Latency(latency) => {
-                (rate as f64 * latency.as_secs_f64() + f64::from(self.burst_bytes)) as u32
-            }
-        };
         let mut parms = Vec::with_capacity(36);
         parms.extend(rate_spec(rate, TABLE_MTU_BYTES));
         parms.extend([0; 12]); // no peak rate
-        for field in [limit, ticks(rate, self.burst_bytes), 0] {
+        for field in [self.limit_bytes, ticks(rate, self.burst_bytes), 0] {
             parms.extend_from_slice(&field.to_ne_bytes());
         }
         let mut options = Attributes::default();
@@ -243,52 +209,8 @@ impl Tbf {
             options.push(TCA_TBF_RATE64, &rate.to_ne_bytes());
         }
         options.push(TCA_TBF_RTAB, &rate_table(rate, TABLE_MTU_BYTES));
-        Ok(options.into_bytes())
+        Ok(Some(options.into_bytes()))
     }
-}
-
-/// The options of a u32 filter that matches a destination: one 32-bit comparison for each word of
-/// the address that the prefix reaches.
-pub(super) fn u32_destination(
-    network: IpAddr,
-    prefix_len: u8,
-    class: Handle,
-) -> Result<Vec<u8>, NetError> {
-    let (octets, offset) = match network {
-        IpAddr::V4(v4) => (v4.octets().to_vec(), IPV4_DST_OFFSET),
-        IpAddr::V6(v6) => (v6.octets().to_vec(), IPV6_DST_OFFSET),
-    };
-    if usize::from(prefix_len) > octets.len() * 8 {
-        return Err(NetError::Invalid {
-            field: "the prefix length",
-            read: prefix_len.to_string(),
-            expected: "use at most 32 for IPv4, 128 for IPv6",
-        });
-    }
-    let mut keys = Vec::new();
-    let mut count = 0u8;
-    for (word, chunk) in octets.chunks_exact(4).enumerate() {
-        let bits = u32::from(prefix_len).saturating_sub(32 * word as u32).min(32);
-        // A filter needs a key; a prefix of 0 becomes one that matches anything.
-        if bits == 0 && word > 0 {
-            break;
-        }
-        let mask = u32::MAX.checked_shl(32 - bits).unwrap_or(0);
-        let value = u32::from_be_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]) & mask;
-        keys.extend(mask.to_be_bytes());
-        keys.extend(value.to_be_bytes());
-        keys.extend((offset + 4 * word as i32).to_ne_bytes());
-        keys.extend(0i32.to_ne_bytes());
-        count += 1;
-    }
-    // struct tc_u32_sel: flags, offshift, nkeys, padding, then offsets and hash that are not used.
-    let mut selector = vec![U32_TERMINAL, 0, count, 0];
-    selector.resize(16, 0);
-    selector.extend(keys);
-    let class_id = u32::from(class.major) << 16 | u32::from(class.minor);
-    let mut options = Attributes::default();
-    options.push(TCA_U32_CLASSID, &class_id.to_ne_bytes()).push(TCA_U32_SEL, &selector);
-    Ok(options.into_bytes())
 }
 
 /// A program, and after it the action `mirred egress redirect`.
@@ -394,11 +316,10 @@ mod tests {
 
     #[test]
     fn htb_names_its_version_and_default() {
-        let options = Htb { direct_queue_packets: Some(77), ..Htb::new(0x30) }.encode();
+        let options = Htb::new(0x30).options().unwrap().unwrap();
         let glob = attribute(&options, TCA_HTB_INIT).unwrap();
         assert_eq!([word(&glob, 0), word(&glob, 4), word(&glob, 8)], [3, 10, 0x30]);
         assert_eq!(glob.len(), 20);
-        assert_eq!(word(&attribute(&options, TCA_HTB_DIRECT_QLEN).unwrap(), 0), 77);
     }
 
     #[test]
@@ -446,39 +367,15 @@ mod tests {
     }
 
     #[test]
-    fn tbf_turns_latency_into_a_limit() {
-        let tbf = Tbf {
-            rate_bit_s: 8_000_000,
-            burst_bytes: 10_000,
-            queue: TbfQueue::Latency(Duration::from_millis(50)),
-        };
-        let options = tbf.encode().unwrap();
+    fn tbf_sends_its_burst_as_a_time() {
+        let tbf = Tbf { rate_bit_s: 8_000_000, burst_bytes: 10_000, limit_bytes: 60_000 };
+        let options = tbf.options().unwrap().unwrap();
         let parms = attribute(&options, TCA_TBF_PARMS).unwrap();
         assert_eq!(parms.len(), 36);
         assert_eq!(word(&parms, 8), 1_000_000);
-        assert_eq!(word(&parms, 24), 60_000); // 1 MB/s x 50 ms + burst
+        assert_eq!(word(&parms, 24), 60_000);
         assert_eq!(word(&parms, 28), 156_250); // 10 ms in ticks of 64 ns
         assert_eq!(word(&attribute(&options, TCA_TBF_BURST).unwrap(), 0), 10_000);
-    }
-
-    #[test]
-    fn a_destination_becomes_masked_words() {
-        let class = Handle::new(1, 0x10);
-        let v4 = u32_destination("10.1.2.3".parse().unwrap(), 24, class).unwrap();
-        let selector = attribute(&v4, TCA_U32_SEL).unwrap();
-        assert_eq!(selector[..4], [1, 0, 1, 0]);
-        assert_eq!(selector[16..24], [255, 255, 255, 0, 10, 1, 2, 0]);
-        assert_eq!(word(&selector, 24), 16);
-        assert_eq!(word(&attribute(&v4, TCA_U32_CLASSID).unwrap(), 0), 0x0001_0010);
-
-        let v6 = u32_destination("fd00::1".parse().unwrap(), 128, class).unwrap();
-        let selector = attribute(&v6, TCA_U32_SEL).unwrap();
-        assert_eq!((selector[2], selector.len()), (4, 16 + 4 * 16));
-        assert_eq!(word(&selector, 16 + 3 * 16 + 8), 36);
-
-        let any = u32_destination("0.0.0.0".parse().unwrap(), 0, class).unwrap();
-        assert_eq!(attribute(&any, TCA_U32_SEL).unwrap()[2], 1);
-        assert!(u32_destination("10.0.0.0".parse().unwrap(), 33, class).is_err());
     }
 
     #[test]

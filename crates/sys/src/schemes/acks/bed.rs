@@ -14,7 +14,7 @@ use crate::{
     device::Target,
     net::{
         NetNs, Netlink, VethPair,
-        qdisc::{Handle, Htb, HtbClass, Place, Qdisc, Verb},
+        qdisc::{Fifo, Handle, Htb, HtbClass, Place, Verb},
     },
 };
 
@@ -86,7 +86,7 @@ impl Bed {
         let ifindex = netlink.index_of("up0").unwrap();
         let at = |parent, handle| Place { ifindex, parent, handle };
         let root = at(Handle::ROOT, Handle::new(1, 0));
-        netlink.set_qdisc(Verb::Add, root, &Qdisc::Htb(Htb::new(1))).unwrap();
+        netlink.set_qdisc(Verb::Add, root, &Htb::new(1)).unwrap();
         let class = Handle::new(1, 1);
         // A timer that is late must not lose rate: 1 ms.
         let burst = Some((rate.bit_s() / 8000) as u32);
@@ -94,7 +94,7 @@ impl Bed {
             HtbClass { burst_bytes: burst, cburst_bytes: burst, ..HtbClass::new(rate.bit_s()) };
         let place = at(Handle::new(1, 0), class);
         netlink.set_class(Verb::Add, place, &shape).unwrap();
-        let queue = Qdisc::Pfifo { limit_packets: QUEUE_PACKETS };
+        let queue = Fifo::Packets(QUEUE_PACKETS);
         netlink.set_qdisc(Verb::Add, at(class, LEAF), &queue).unwrap();
         Some(Bed { guest, host, server, rate })
     }

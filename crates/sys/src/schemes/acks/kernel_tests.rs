@@ -9,7 +9,7 @@ use tidegate_instruments::run_time::{empty_program, mean_run_time, mean_run_time
 use super::*;
 use crate::net::{
     NetNs, Netlink, VethPair,
-    qdisc::{Handle, Htb, HtbClass, Place as TcPlace, Qdisc, Verb},
+    qdisc::{Fifo, Handle, Htb, HtbClass, Place as TcPlace, Verb},
 };
 
 const FIN: u16 = 0x01;
@@ -223,10 +223,10 @@ fn standing_queue(test: &str) -> (NetNs, Backlog) {
         let ifindex = netlink.index_of("a").unwrap();
         let at = |parent, handle| TcPlace { ifindex, parent, handle };
         let (one, class, leaf) = (Handle::new(1, 0), Handle::new(1, 1), Handle::new(0x7500, 0));
-        netlink.set_qdisc(Verb::Add, at(Handle::ROOT, one), &Qdisc::Htb(Htb::new(1))).unwrap();
+        netlink.set_qdisc(Verb::Add, at(Handle::ROOT, one), &Htb::new(1)).unwrap();
         let shape = HtbClass::new(rate.bit_s());
         netlink.set_class(Verb::Add, at(one, class), &shape).unwrap();
-        let fifo = Qdisc::Pfifo { limit_packets: 100 };
+        let fifo = Fifo::Packets(100);
         netlink.set_qdisc(Verb::Add, at(class, leaf), &fifo).unwrap();
         netlink.add_address(ifindex, [10, 97, 0, 1].into(), 24).unwrap();
         let peer = netlink.index_of("b").unwrap();

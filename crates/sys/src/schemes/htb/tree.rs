@@ -15,7 +15,7 @@ use crate::{
     limit::LimitError,
     net::{
         NetError, Netlink,
-        qdisc::{FqCodel, Handle, Htb, HtbClass, Place, Qdisc, Verb},
+        qdisc::{Fifo, FqCodel, Handle, Htb, HtbClass, Place, Qdisc, Verb},
     },
     root_qdisc::{self, ROOT},
 };
@@ -43,7 +43,7 @@ pub(crate) fn install_root(
     device: &str,
     force: bool,
 ) -> Result<(), LimitError> {
-    let htb = Qdisc::Htb(Htb::new(htb::leaf_minor(ROOT_SLOT)));
+    let htb = Htb::new(htb::leaf_minor(ROOT_SLOT));
     root_qdisc::put(netlink, ifindex, device, force, &htb)
 }
 
@@ -122,20 +122,20 @@ fn set_queue(
     is: Option<&str>,
 ) -> Result<bool, LimitError> {
     let bytes = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
-    let fifo = Qdisc::Bfifo { limit_bytes: bytes(branch.queue.0) };
-    let fair = Qdisc::FqCodel(FqCodel {
+    let fifo = Fifo::Bytes(bytes(branch.queue.0));
+    let fair = FqCodel {
         limit_packets: CODEL_PACKETS,
         memory_bytes: bytes(branch.queue.0.saturating_mul(MEMORY_FACTOR)),
         target: CODEL_TARGET.max(Duration::from_nanos(branch.inner.ceil.time_for(CODEL_FRAMES).0)),
-    });
+    };
     // With a threshold of its own a queue is one queue, whose length means something.
-    let wanted: &[Qdisc] = if branch.mark.is_some() { &[fifo] } else { &[fair, fifo] };
+    let wanted: &[&dyn Qdisc] = if branch.mark.is_some() { &[&fifo] } else { &[&fair, &fifo] };
     if let Some(same) = wanted.iter().find(|qdisc| is == Some(qdisc.kind())) {
-        netlink.set_qdisc(Verb::Change, place, same)?;
+        netlink.set_qdisc(Verb::Change, place, *same)?;
         return Ok(true);
     }
     for (i, qdisc) in wanted.iter().enumerate() {
-        match netlink.set_qdisc(Verb::Replace, place, qdisc) {
+        match netlink.set_qdisc(Verb::Replace, place, *qdisc) {
             Err(e) if e.is_absent() && i + 1 < wanted.len() => {}
             done => return done.map(|()| false).map_err(LimitError::from),
         }

@@ -1,6 +1,8 @@
 //! The program in XDP beside the one at tc: what they say of the same frame, and of frames that only XDP
 //! sees, with VLAN tags and longer than the device's MTU.
 
+use std::process::Command;
+
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use proptest::prelude::*;
 use tidegate_core::{
@@ -295,10 +297,10 @@ fn root_police_xdp_counts_the_headers_of_aggregates() {
     let name = format!("tidegate-xdp-{}", std::process::id());
     let netns = NetNs::create(&name).unwrap();
     // The test's frames come in by this namespace's loopback device.
-    let mtu = |bytes| {
-        let mut netlink = netns.netlink().unwrap();
-        let index = netlink.index_of("lo").unwrap();
-        netlink.set_mtu(index, bytes).unwrap();
+    let mtu = |bytes: u32| {
+        let words = format!("link set lo mtu {bytes}");
+        let set = || Command::new("ip").args(words.split(' ')).status().unwrap();
+        assert!(netns.run(set).unwrap().success(), "{words}");
     };
     let (frames, sizes): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
     let limit = limit(&red("drop"), "");

@@ -1,11 +1,15 @@
-//! Compares what this module sets with what `tc` shows. Needs root.
+//! Compares the queueing disciplines that we set with what `tc` shows. Needs root.
 
-use std::{process::Command, time::Duration};
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+use std::process::Command;
 
 use serde_json::Value;
-
-use super::*;
-use crate::net::{NetNs, VethPair};
+use tidegate_instruments::qdiscs::{Cake, DestinationFilter, Fq, Netem, add_filter};
+use tidegate_sys::net::{
+    NetNs, Netlink, VethPair,
+    qdisc::{Clsact, Fifo, FqCodel, Handle, Htb, HtbClass, Place, Qdisc, QueueStats, Tbf, Verb},
+};
 
 /// Two devices in a namespace of their own; what `tc` shows of the first.
 struct Bench {
@@ -72,7 +76,7 @@ fn root_htb_equals_tc() {
     ];
     for (class, words) in cases {
         let place = bench.at(Handle::ROOT, ONE);
-        bench.netlink.set_qdisc(Verb::Add, place, &Qdisc::Htb(Htb::new(0x10))).unwrap();
+        bench.netlink.set_qdisc(Verb::Add, place, &Htb::new(0x10)).unwrap();
         let place = bench.at(ONE, Handle::new(1, 0x10));
         bench.netlink.set_class(Verb::Add, place, &class).unwrap();
         let ours = (bench.tc("-s -d qdisc show dev a"), bench.tc("-s -d class show dev a"));
@@ -98,7 +102,7 @@ fn root_netem_equals_tc() {
         seed: None,
     };
     let place = bench.at(Handle::ROOT, ONE);
-    match bench.netlink.set_qdisc(Verb::Add, place, &Qdisc::Netem(netem)) {
+    match bench.netlink.set_qdisc(Verb::Add, place, &netem) {
         Err(error) if error.is_absent() => {
             eprintln!("SKIP {test}: this kernel has no netem");
             return;
@@ -122,13 +126,13 @@ fn root_fair_queues_equal_tc() {
     let test = "root_fair_queues_equal_tc";
     let Some(mut bench) = Bench::new(test) else { return };
     let cases = [
-        (Qdisc::Fq, "fq"),
-        (Qdisc::FqCodel(FqCodel::usual()), "fq_codel"),
-        (Qdisc::Cake(Cake { bandwidth_bit_s: 50_000_000 }), "cake bandwidth 50mbit"),
+        (&Fq as &dyn Qdisc, "fq"),
+        (&FqCodel::usual(), "fq_codel"),
+        (&Cake { bandwidth_bit_s: 50_000_000 }, "cake bandwidth 50mbit"),
     ];
     for (qdisc, words) in cases {
         let place = bench.at(Handle::ROOT, ONE);
-        match bench.netlink.set_qdisc(Verb::Add, place, &qdisc) {
+        match bench.netlink.set_qdisc(Verb::Add, place, qdisc) {
             Err(error) if error.is_absent() => {
                 eprintln!("SKIP {test}: this kernel has no {}", qdisc.kind());
                 continue;
@@ -147,20 +151,17 @@ fn root_fair_queues_equal_tc() {
 #[test]
 fn root_tbf_and_fifos_equal_tc() {
     let Some(mut bench) = Bench::new("root_tbf_and_fifos_equal_tc") else { return };
-    let latency = TbfQueue::Latency(Duration::from_millis(50));
-    let tbf = |rate_bit_s, burst_bytes, queue| Qdisc::Tbf(Tbf { rate_bit_s, burst_bytes, queue });
+    let one = Tbf { rate_bit_s: 1_000_000_000, burst_bytes: 125_000, limit_bytes: 6_375_000 };
+    let forty = Tbf { rate_bit_s: 40_000_000_000, burst_bytes: 5_000_000, limit_bytes: 9_000_000 };
     let cases = [
-        (tbf(1_000_000_000, 125_000, latency), "tbf rate 1gbit burst 125000 latency 50ms"),
-        (
-            tbf(40_000_000_000, 5_000_000, TbfQueue::LimitBytes(9_000_000)),
-            "tbf rate 40gbit burst 5000000 limit 9000000",
-        ),
-        (Qdisc::Pfifo { limit_packets: 123 }, "pfifo limit 123"),
-        (Qdisc::Bfifo { limit_bytes: 45678 }, "bfifo limit 45678"),
+        (&one as &dyn Qdisc, "tbf rate 1gbit burst 125000 latency 50ms"),
+        (&forty, "tbf rate 40gbit burst 5000000 limit 9000000"),
+        (&Fifo::Packets(123), "pfifo limit 123"),
+        (&Fifo::Bytes(45678), "bfifo limit 45678"),
     ];
     for (qdisc, words) in cases {
         let place = bench.at(Handle::ROOT, ONE);
-        bench.netlink.set_qdisc(Verb::Add, place, &qdisc).unwrap();
+        bench.netlink.set_qdisc(Verb::Add, place, qdisc).unwrap();
         let ours = bench.tc_json("qdisc");
         bench.netlink.delete_qdisc(bench.ifindex, Handle::ROOT).unwrap();
         bench.tc(&format!("qdisc add dev a root handle 1: {words}"));
@@ -178,7 +179,7 @@ fn root_change_needs_an_object_and_add_refuses_one() {
     let leaf = bench.at(ONE, Handle::new(1, 1));
     let class = HtbClass::new(8_000_000);
     assert!(bench.netlink.set_class(Verb::Add, leaf, &class).is_err());
-    bench.netlink.set_qdisc(Verb::Add, root, &Qdisc::Htb(Htb::new(1))).unwrap();
+    bench.netlink.set_qdisc(Verb::Add, root, &Htb::new(1)).unwrap();
     assert!(bench.netlink.set_class(Verb::Change, leaf, &class).is_err());
     bench.netlink.set_class(Verb::Add, leaf, &class).unwrap();
     let error = bench.netlink.set_class(Verb::Add, leaf, &class).unwrap_err();
@@ -196,7 +197,7 @@ fn root_clsact_goes_without_a_trace() {
     let Some(mut bench) = Bench::new("root_clsact_goes_without_a_trace") else { return };
     let before = bench.tc_json("qdisc");
     let place = bench.at(Handle::CLSACT, Handle::new(0xffff, 0));
-    bench.netlink.set_qdisc(Verb::Add, place, &Qdisc::Clsact).unwrap();
+    bench.netlink.set_qdisc(Verb::Add, place, &Clsact).unwrap();
     assert!(bench.tc("qdisc show dev a").contains("qdisc clsact ffff: parent ffff:fff1"));
     let filters = bench.netlink.count_filters(bench.ifindex, Handle::CLSACT_INGRESS).unwrap();
     assert_eq!(filters, 0);
@@ -222,7 +223,7 @@ fn root_filters_steer_and_counters_agree() {
         assert!(bench.netns.run(run).unwrap().success());
     }
     let root = bench.at(Handle::ROOT, ONE);
-    bench.netlink.set_qdisc(Verb::Add, root, &Qdisc::Htb(Htb::new(0x30))).unwrap();
+    bench.netlink.set_qdisc(Verb::Add, root, &Htb::new(0x30)).unwrap();
     for minor in [0x10, 0x20, 0x30] {
         let leaf = bench.at(ONE, Handle::new(1, minor));
         bench.netlink.set_class(Verb::Add, leaf, &HtbClass::new(1_000_000_000)).unwrap();
@@ -240,7 +241,7 @@ fn root_filters_steer_and_counters_agree() {
             prefix_len: bits,
             class: Handle::new(1, minor),
         };
-        bench.netlink.add_filter(&filter).unwrap();
+        add_filter(&mut bench.netlink, &filter).unwrap();
     }
     let before: Vec<_> = bench.netlink.class_stats(ifindex).unwrap();
     bench
