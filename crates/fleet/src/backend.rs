@@ -1,6 +1,7 @@
 //! What a group reads and sets in a limit of this host.
 
 use tidegate_core::{Direction, Nanos, Rate, fleet::flows::FlowBytes, flow_count::Sums};
+use tidegate_sys::limit::Lease;
 
 /// One direction of a limit.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,15 +31,6 @@ pub struct Sample {
     pub until: Option<Nanos>,
 }
 
-/// Until when a rate is good. The limit itself falls back when the time comes, whether anybody is there or
-/// not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lease {
-    /// The end, by the clock that a node is driven by.
-    pub until: Nanos,
-    pub then: Rate,
-}
-
 /// What became of a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Done {
@@ -63,7 +55,8 @@ pub trait GroupBackend {
     /// As the backend has it.
     fn measure(&mut self, now: Nanos, place: &Place) -> Result<Option<Sample>, Self::Error>;
 
-    /// Sets the rate, for packets from now on, until the end of the lease if there is one.
+    /// Sets the rate, for packets from now on, until the end of the lease if there is one, by the clock that
+    /// the node is driven by. The limit itself falls back then, whether anybody is there or not.
     ///
     /// # Errors
     /// As the backend has it.

@@ -11,8 +11,9 @@ use tidegate_core::{
     water_fill::{GREEDY_PERCENT, HEADROOM_PERCENT},
 };
 use tidegate_host::fleet::LEAST_BIT_S;
+use tidegate_sys::limit::Lease;
 
-use super::backend::{Done, GroupBackend, Lease, Place};
+use super::backend::{Done, GroupBackend, Place};
 
 /// Over which time the rates of flows are averaged: what a window of TCP does in a few round trips should not
 /// move capacity.

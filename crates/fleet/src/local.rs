@@ -9,11 +9,11 @@ use std::{
 use tidegate_core::{Direction, Nanos, Rate};
 use tidegate_host::fleet::GroupSpec;
 use tidegate_sys::{
-    limit::LimitError,
+    limit::{Lease, LimitError},
     store::{RateSet, StoreError},
 };
 
-use super::backend::{Done, GroupBackend, Lease, Place, Sample};
+use super::backend::{Done, GroupBackend, Place, Sample};
 use tidegate_host::{host::Host, status::LimitStatus};
 
 /// How long who stands down waits for another writer, in all; less than the `TimeoutStopSec` of the unit.
@@ -73,7 +73,6 @@ impl LocalBackend {
     fn put(&self, place: &Place, rate: Rate, lease: Option<Lease>) -> Result<Done, LocalError> {
         let (hierarchy, store) = (self.host.hierarchy(), self.host.store());
         let (limit, direction) = (&place.limit, place.direction);
-        let lease = lease.map(|Lease { until, then }| tidegate_sys::limit::Lease { until, then });
         match store.set_rate(hierarchy, limit, direction, rate, lease, self.patience) {
             Ok(RateSet::Set) => Ok(Done::Set),
             Ok(RateSet::Nothing) | Err(StoreError::Missing(_)) => Ok(Done::Gone),

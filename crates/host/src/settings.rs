@@ -5,6 +5,7 @@
 
 use std::str::{FromStr, ParseBoolError};
 
+use serde::Serialize;
 use tidegate_core::{
     Class, Direction, Nanos, Rate, Scheme, Scope, Span,
     choice::NoScheme,
@@ -525,7 +526,7 @@ fn timer(field: &'static str, time: Option<Nanos>) -> Result<Option<Nanos>, Sett
 }
 
 /// One field in which two limits differ, in words of the command line.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Difference {
     /// `egress`, `egress burst`, `loopback` ...
     pub field: String,

@@ -71,18 +71,7 @@ pub struct LimitStatus {
     pub other_build: Option<String>,
     /// On a device: programs of others that meet packets before the limit does, and may keep them from it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub programs_before: Vec<ProgramBefore>,
-}
-
-/// A program of somebody else that runs before a limit.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ProgramBefore {
-    /// The kernel's id of it.
-    pub id: u32,
-    /// Its name; empty if it has none.
-    pub name: String,
-    /// The direction of the limit: `egress` or `ingress`.
-    pub direction: &'static str,
+    pub programs_before: Vec<Before>,
 }
 
 /// What a limit sets for both directions: the settings that its scheme has, by their names.
@@ -398,16 +387,8 @@ impl LimitStatus {
         let members = matches!(scope, Scope::Select(_)).then_some(members);
         let mut status = Self::of_maps(name, scope, state, pinned.maps(), &pinned.options())?;
         status.settings.xdp_mode = pinned.xdp_mode.map(XdpMode::name);
-        let before = pinned.programs_before().into_iter();
-        let programs_before =
-            before.map(|Before { id, name, direction }| ProgramBefore { id, name, direction });
-        Ok(LimitStatus {
-            members,
-            parent,
-            other_build,
-            programs_before: programs_before.collect(),
-            ..status
-        })
+        let programs_before = pinned.programs_before();
+        Ok(LimitStatus { members, parent, other_build, programs_before, ..status })
     }
 
     /// The same; one whose maps cannot be read is broken.

@@ -13,7 +13,7 @@ use jiff::{
     civil::DateTime,
     tz::{AmbiguousOffset, TimeZone},
 };
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 use serde_json::Value;
 use tidegate_agent::{
     goal::{self, Files, Goal},
@@ -54,7 +54,7 @@ pub fn check(args: &CheckArgs) -> Result<ExitCode> {
     if args.look.json {
         let limits = spec.limits.iter().map(|limit| CheckedLimit {
             name: &limit.name,
-            scope: ScopeJson(&limit.scope),
+            scope: &limit.scope,
             parent: limit.parent.as_deref(),
             settings: LimitJson::from(&limit.options),
             line: limit.line,
@@ -227,7 +227,7 @@ fn print(
         let groups = groups.json();
         let waiting = waiting.iter().map(|w| WaitsJson {
             name: &w.name,
-            scope: ScopeJson(&w.scope),
+            scope: &w.scope,
             parent: w.parent.as_deref(),
             reason: why(spec, w),
         });
@@ -452,21 +452,12 @@ struct NicPlanJson<'a> {
 #[derive(Serialize)]
 struct CheckedLimit<'a> {
     name: &'a str,
-    #[serde(flatten)]
-    scope: ScopeJson<'a>,
+    #[serde(flatten, serialize_with = "status::scope")]
+    scope: &'a Scope,
     parent: Option<&'a str>,
     #[serde(flatten)]
     settings: LimitJson,
     line: usize,
-}
-
-/// `"cgroup": "..."`, `"dev": "..."` or `"port": "..."`.
-struct ScopeJson<'a>(&'a Scope);
-
-impl Serialize for ScopeJson<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        status::scope(self.0, serializer)
-    }
 }
 
 /// A limit's settings with their units.
@@ -531,8 +522,8 @@ struct PlanJson<'a> {
 #[derive(Serialize)]
 struct WaitsJson<'a> {
     name: &'a str,
-    #[serde(flatten)]
-    scope: ScopeJson<'a>,
+    #[serde(flatten, serialize_with = "status::scope")]
+    scope: &'a Scope,
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<&'a str>,
     reason: String,
@@ -555,8 +546,8 @@ struct ScheduleJson<'a> {
 struct ActionJson<'a> {
     action: &'static str,
     name: &'a str,
-    #[serde(flatten)]
-    scope: ScopeJson<'a>,
+    #[serde(flatten, serialize_with = "status::scope")]
+    scope: &'a Scope,
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -564,25 +555,12 @@ struct ActionJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<LimitJson>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    differences: Vec<DifferenceJson>,
+    differences: Vec<Difference>,
     /// The cgroups that join and leave a limit with a selector.
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     join: &'a [String],
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     leave: &'a [String],
-}
-
-#[derive(Serialize)]
-struct DifferenceJson {
-    field: String,
-    from: String,
-    to: String,
-}
-
-impl From<Difference> for DifferenceJson {
-    fn from(Difference { field, from, to }: Difference) -> Self {
-        DifferenceJson { field, from, to }
-    }
 }
 
 impl<'a> From<&'a Action> for ActionJson<'a> {
@@ -617,10 +595,10 @@ impl<'a> From<&'a Action> for ActionJson<'a> {
             parent,
             action: action.verb(),
             name: action.name(),
-            scope: ScopeJson(scope),
+            scope,
             reason,
             limit: limit.map(LimitJson::from),
-            differences: action.differences().into_iter().map(DifferenceJson::from).collect(),
+            differences: action.differences(),
         }
     }
 }

@@ -19,10 +19,11 @@ use tidegate_core::{
     fleet::level::{self, Capacity, Want},
 };
 use tidegate_host::fleet::{GroupSpec, LEAST_BIT_S};
+use tidegate_sys::limit::Lease;
 
 use super::{
     super::{
-        backend::{Done, GroupBackend, Lease, Place},
+        backend::{Done, GroupBackend, Place},
         gauge::{Gauge, LEAST_RATE},
     },
     Control, Group, State,

@@ -10,10 +10,11 @@ use tidegate_core::{
     units::{MAX_RATE_BIT_S, MIN_RATE_BIT_S},
 };
 use tidegate_host::spec::Spec;
+use tidegate_sys::limit::Lease;
 
 use super::*;
 use crate::{
-    backend::{Done, Lease, Place, Sample},
+    backend::{Done, Place, Sample},
     seal::{Cause, VERSION, open},
     status::NodeStatus,
     storage::Stored,

@@ -10,9 +10,10 @@ use tidegate_core::{
     units::{MAX_RATE_BIT_S, MIN_RATE_BIT_S, NANOS_PER_SEC},
 };
 use tidegate_fleet::{
-    backend::{Done, GroupBackend, Lease, Place, Sample},
+    backend::{Done, GroupBackend, Place, Sample},
     storage::{Storage, StorageError, Stored},
 };
+use tidegate_sys::limit::Lease;
 
 /// A gate that refused is tried again within this.
 const TRIED_AGAIN: Nanos = Nanos(NANOS_PER_SEC);

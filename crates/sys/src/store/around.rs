@@ -8,6 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde::Serialize;
 use tidegate_core::Direction;
 
 use super::{PinnedLimit, Store, StoreLock, unreadable::programs_in};
@@ -22,7 +23,7 @@ const FIRST_PID_NAMESPACE: u64 = 0xefff_fffc;
 
 /// A program of somebody else that meets the packets of a limit on a device before that does. One that does
 /// not pass them on keeps them from the limit.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Before {
     /// The kernel's id of it.
     pub id: u32,
