@@ -767,7 +767,7 @@ mod tolerant;
 
 pub use follow::{Follow, FollowProblem, Moment, Scheduled, scope_of};
 
-pub use schema::{auto_table, fields_table, schema};
+pub use schema::schema;
 
 /// Whether the kernel would take it for a device.
 #[must_use]

@@ -1,10 +1,10 @@
-//! The JSON schema of a spec file, and the tables of its documentation, from the tables of its keys.
+//! The JSON schema of a spec file, from the tables of its keys.
 //!
 //! A file that is read is valid by the schema. Not all that is valid is read: bounds of values, and what one
 //! limit says of another, are checked by the reader alone.
 
 use serde_json::{Map, Value, json};
-use tidegate_core::{choice::CASES, scheme::SCHEMES};
+use tidegate_core::scheme::SCHEMES;
 
 use super::{fleet, nic};
 use crate::{
@@ -237,42 +237,6 @@ fn meter() -> Value {
             "colours": colours, "colors": colours,
         },
     })
-}
-
-/// The keys of a `[[limit]]`, as a table of Markdown.
-#[must_use]
-pub fn fields_table() -> String {
-    let mut text =
-        "| field | what it sets | default | schemes | example |\n|:--|:--|:--|:--|:--|\n"
-            .to_owned();
-    for key in fields::keys() {
-        // Who can have a parent has a weight.
-        let of = if key.name == "parent" { "weight" } else { key.name };
-        let has = SCHEMES.iter().filter(|info| info.has(of)).map(|info| info.name);
-        let schemes = match has.clone().count() {
-            n if n == SCHEMES.len() || n == 0 => "all".to_owned(),
-            _ => has.collect::<Vec<_>>().join(", "),
-        };
-        let default = if key.default.is_empty() { "-" } else { key.default };
-        let Key { name, about, example, .. } = key;
-        text += &format!("| `{name}` | {about} | {default} | {schemes} | `{example}` |\n");
-    }
-    text
-}
-
-/// What scheme `auto` picks when, as a table of Markdown.
-#[must_use]
-pub fn auto_table() -> String {
-    let mut text = "| limit on | with | scheme |\n|:--|:--|:--|\n".to_owned();
-    for (place, with, scheme) in CASES {
-        let with: Vec<_> = with.split(", ").filter(|field| !field.is_empty()).collect();
-        let with = match &with[..] {
-            [] => "-".to_owned(),
-            fields => format!("`{}`", fields.join("` or `")),
-        };
-        text += &format!("| {place} | {with} | `{scheme}` |\n");
-    }
-    text
 }
 
 #[cfg(test)]

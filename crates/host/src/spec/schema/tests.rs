@@ -7,6 +7,8 @@ use std::{
     process::{Command, Stdio},
 };
 
+use tidegate_core::choice::CASES;
+
 use super::*;
 use crate::spec::Spec;
 
@@ -32,6 +34,40 @@ fn the_schema_is_published() {
         Ok(published) if published == schema() => is.to_owned(),
         _ => serde_json::to_string_pretty(&schema()).unwrap() + "\n",
     });
+}
+
+/// The keys of a `[[limit]]`, as a table of Markdown.
+fn fields_table() -> String {
+    let mut text =
+        "| field | what it sets | default | schemes | example |\n|:--|:--|:--|:--|:--|\n"
+            .to_owned();
+    for key in fields::keys() {
+        // Who can have a parent has a weight.
+        let of = if key.name == "parent" { "weight" } else { key.name };
+        let has = SCHEMES.iter().filter(|info| info.has(of)).map(|info| info.name);
+        let schemes = match has.clone().count() {
+            n if n == SCHEMES.len() || n == 0 => "all".to_owned(),
+            _ => has.collect::<Vec<_>>().join(", "),
+        };
+        let default = if key.default.is_empty() { "-" } else { key.default };
+        let Key { name, about, example, .. } = key;
+        text += &format!("| `{name}` | {about} | {default} | {schemes} | `{example}` |\n");
+    }
+    text
+}
+
+/// What scheme `auto` picks when, as a table of Markdown.
+fn auto_table() -> String {
+    let mut text = "| limit on | with | scheme |\n|:--|:--|:--|\n".to_owned();
+    for (place, with, scheme) in CASES {
+        let with: Vec<_> = with.split(", ").filter(|field| !field.is_empty()).collect();
+        let with = match &with[..] {
+            [] => "-".to_owned(),
+            fields => format!("`{}`", fields.join("` or `")),
+        };
+        text += &format!("| {place} | {with} | `{scheme}` |\n");
+    }
+    text
 }
 
 #[test]
