@@ -20,7 +20,6 @@ use crate::{
     auto::Trees,
     plan::{Present, State, Wanted},
     select,
-    settings::SettingsError,
     spec::{LimitSpec, Problem, Spec, SpecError},
     world::World,
 };
@@ -160,13 +159,7 @@ impl Host {
         for limit in spec.limits.iter_mut().filter(|limit| is_auto(limit)) {
             let is = present.iter().find(|is| is.name == limit.name).map(|is| &is.options);
             let written = limit.written().options(&trees, kernel, is);
-            limit.options = written.map_err(|SettingsError { field, problem }| SpecError {
-                file: spec.file.clone(),
-                line: Some(limit.line),
-                limit: Some(limit.name.clone()),
-                field: Some(field),
-                problem: problem.into(),
-            })?;
+            limit.options = written.map_err(|e| SpecError::of(&spec.file, limit, e))?;
         }
         Ok(spec)
     }

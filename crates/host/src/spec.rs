@@ -6,7 +6,6 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     fs::File,
     io::{self, Read},
     ops::Range,
@@ -95,7 +94,7 @@ impl LimitSpec {
 
 /// Why a file is no spec: where, and what to type instead. Nothing has been changed.
 #[derive(Debug, thiserror::Error)]
-#[error("{file}{}{}{}: {problem}", At(.line), Limit(.limit), OfField(.field))]
+#[error("{}: {problem}", place(.file, .line, .limit, .field))]
 pub struct SpecError {
     /// As named by the user.
     pub file: String,
@@ -109,26 +108,26 @@ pub struct SpecError {
     pub problem: Problem,
 }
 
-struct At<'a>(&'a Option<usize>);
-struct Limit<'a>(&'a Option<String>);
-struct OfField<'a>(&'a Option<&'static str>);
-
-impl fmt::Display for At<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |line| write!(f, ":{line}"))
+impl SpecError {
+    /// What is wrong with the settings of a limit in a file.
+    pub(crate) fn of(file: &str, limit: &LimitSpec, error: SettingsError) -> SpecError {
+        SpecError {
+            file: file.to_owned(),
+            line: Some(limit.line),
+            limit: Some(limit.name.clone()),
+            field: Some(error.field),
+            problem: error.problem.into(),
+        }
     }
 }
 
-impl fmt::Display for Limit<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.as_ref().map_or(Ok(()), |name| write!(f, ": limit `{name}`"))
-    }
-}
-
-impl fmt::Display for OfField<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |field| write!(f, ": {field}"))
-    }
+/// `limits.toml:7: limit `a`: egress`, as far as it is known.
+fn place(file: &str, line: &Option<usize>, limit: &Option<String>, field: &Option<&str>) -> String {
+    let mut place = file.to_owned();
+    place.extend(line.map(|line| format!(":{line}")));
+    place.extend(limit.as_ref().map(|name| format!(": limit `{name}`")));
+    place.extend(field.map(|field| format!(": {field}")));
+    place
 }
 
 /// What is wrong with a spec.

@@ -230,14 +230,8 @@ impl Reader<'_> {
         value: &Value<'_>,
         field: &'static str,
     ) -> impl Fn(FleetError) -> SpecError {
-        let (file, line) = (self.file.to_owned(), self.line(&value.span()));
-        move |problem| SpecError {
-            file: file.clone(),
-            line: Some(line),
-            limit: None,
-            field: Some(field),
-            problem: problem.into(),
-        }
+        let span = value.span();
+        move |problem| self.at(&span, Some(field), problem.into())
     }
 
     fn fleet_name(&self, value: &Value<'_>, field: &'static str) -> Result<String, SpecError> {

@@ -13,7 +13,7 @@ use crate::{
     auto::Trees,
     pods::JOIN,
     schedule::{Days, MAX_ROWS, Row, Schedule, ScheduleError, TimeOfDay},
-    settings::{Patch, RateSetting, SettingsError},
+    settings::{Patch, RateSetting},
 };
 
 const SCOPE: &str = "scope";
@@ -439,13 +439,7 @@ impl Spec {
         limit.patch = patch;
         limit.asked = patch.asked();
         let options = limit.written().options(trees, tidegate_core::choice::Kernel::WHOLE, None);
-        limit.options = options.map_err(|SettingsError { field, problem }| SpecError {
-            file: self.file.clone(),
-            line: Some(limit.line),
-            limit: Some(limit.name.clone()),
-            field: Some(field),
-            problem: problem.into(),
-        })?;
+        limit.options = options.map_err(|e| SpecError::of(&self.file, limit, e))?;
         Ok(())
     }
 
