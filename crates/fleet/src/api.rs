@@ -11,10 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use hyper::{
-    Method, Request, StatusCode,
-    body::{Bytes, Incoming},
-};
+use hyper::{Method, Request, StatusCode, body::Incoming};
 use tokio::{
     net::UnixListener,
     sync::{mpsc, oneshot},
@@ -38,39 +35,22 @@ pub enum Ask {
     Reload(oneshot::Sender<Result<Vec<String>, String>>),
 }
 
-/// Why the socket cannot be had, or a daemon not asked.
-#[derive(Debug, thiserror::Error)]
-pub enum ApiError {
-    #[error(
-        "{0}: another tidegate daemon runs there; end that first, or write another `api` in [fleet]"
-    )]
-    Taken(String),
-    #[error("{0}: is no socket; write another `api` in [fleet]")]
-    NoSocket(String),
-    #[error(transparent)]
-    Http(HttpError),
-    #[error("{path}: {why}")]
-    Answer { path: String, why: String },
-}
-
-impl From<HttpError> for ApiError {
-    fn from(error: HttpError) -> ApiError {
-        match error {
-            HttpError::Taken(path) => ApiError::Taken(path),
-            HttpError::NoSocket(path) => ApiError::NoSocket(path),
-            other => ApiError::Http(other),
-        }
-    }
-}
-
 /// Opens the socket. What a process left that is no more is removed.
 ///
 /// # Errors
-/// [`ApiError`].
-pub fn bind(path: &Path) -> Result<UnixListener, ApiError> {
-    let listener = UnixListener::from_std(http::bind(path)?);
+/// [`HttpError`].
+pub fn bind(path: &Path) -> Result<UnixListener, HttpError> {
+    let refused = |path, why: &str| HttpError::Answer { path, why: why.to_owned() };
+    let listener = http::bind(path).map_err(|error| match error {
+        HttpError::Taken(path) => refused(
+            path,
+            "another tidegate daemon runs there; end that first, or write another `api` in [fleet]",
+        ),
+        HttpError::NoSocket(path) => refused(path, "is no socket; write another `api` in [fleet]"),
+        other => other,
+    })?;
     let path = path.display().to_string();
-    listener.map_err(|source| HttpError::Io { path, source }.into())
+    UnixListener::from_std(listener).map_err(|source| HttpError::Io { path, source })
 }
 
 /// Answers until it is dropped; within a [`task::LocalSet`](tokio::task::LocalSet).
@@ -117,18 +97,14 @@ async fn answer(request: &Request<Incoming>, requests: &mpsc::Sender<Ask>) -> An
     }
 }
 
-fn request(path: &Path, method: Method, what: &str) -> Result<Option<Bytes>, ApiError> {
-    Ok(http::request(path, method, what)?)
-}
-
 /// What a daemon knows and does; `None` if none runs.
 ///
 /// # Errors
-/// [`ApiError`] if something is there that is no daemon, or it may not be asked.
-pub fn status(path: &Path) -> Result<Option<NodeStatus>, ApiError> {
-    let Some(body) = request(path, Method::GET, "/v1/status")? else { return Ok(None) };
+/// [`HttpError`] if something is there that is no daemon, or it may not be asked.
+pub fn status(path: &Path) -> Result<Option<NodeStatus>, HttpError> {
+    let Some(body) = http::request(path, Method::GET, "/v1/status")? else { return Ok(None) };
     let parsed = serde_json::from_slice(&body);
-    parsed.map(Some).map_err(|e| ApiError::Answer {
+    parsed.map(Some).map_err(|e| HttpError::Answer {
         path: path.display().to_string(),
         why: format!("another version of tidegate runs there: {e}"),
     })
@@ -145,9 +121,9 @@ pub fn left(path: &Path) -> Option<PathBuf> {
 /// Has a daemon read its spec again; what changed, `None` if none runs.
 ///
 /// # Errors
-/// [`ApiError`], also if the daemon does not take the spec.
-pub fn reload(path: &Path) -> Result<Option<Vec<String>>, ApiError> {
-    let Some(body) = request(path, Method::POST, "/v1/reload")? else { return Ok(None) };
+/// [`HttpError`], also if the daemon does not take the spec.
+pub fn reload(path: &Path) -> Result<Option<Vec<String>>, HttpError> {
+    let Some(body) = http::request(path, Method::POST, "/v1/reload")? else { return Ok(None) };
     let answer: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
     let changes = answer["changes"].as_array().into_iter().flatten();
     Ok(Some(changes.filter_map(|c| c.as_str().map(str::to_owned)).collect()))

@@ -27,10 +27,11 @@ use tokio::{
 };
 
 use super::{
-    api::{self, ApiError, Ask, REQUESTS_MAX},
+    api::{self, Ask, REQUESTS_MAX},
     backend::Place,
     discovery::{Entry, Found, News, Source},
     event::Event,
+    http::HttpError,
     keys::{KeyError, KeyRing},
     local::{LocalBackend, LocalError},
     node::{Node, NodeError, NodeOptions},
@@ -81,7 +82,7 @@ pub enum DaemonError {
     #[error("[fleet] {field} {addr}: {source}{}", in_use(.source))]
     Bind { field: &'static str, addr: SocketAddr, source: io::Error },
     #[error("[fleet] api: {0}")]
-    Api(#[from] ApiError),
+    Api(#[from] HttpError),
     #[error(transparent)]
     Keys(#[from] KeyError),
     #[error("[fleet] state: {0}")]
