@@ -275,7 +275,7 @@ impl Drop for WireMeter {
         let _ = self.netns.run(|| ingress_hook(any, self.ifindex).detach());
         if self.owns_clsact {
             let mut in_use = |parent| {
-                self.netlink.count_filters(self.ifindex, parent).is_ok_and(|filters| filters > 0)
+                self.netlink.filters(self.ifindex, parent).is_ok_and(|filters| !filters.is_empty())
             };
             if !in_use(Handle::CLSACT_INGRESS) && !in_use(Handle::CLSACT_EGRESS) {
                 let _ = self.netlink.delete_qdisc(self.ifindex, Handle::CLSACT);

@@ -23,7 +23,6 @@ use tidegate_core::{Direction, Scope, queue_options::ConfigError};
 
 use crate::{
     bpf::Links,
-    bpf::quiet_libbpf,
     fq::FqError,
     intf::{self, DIRECTIONS},
     limit::{LimitError, LimitOptions},
@@ -312,7 +311,7 @@ fn add_redirect(
     to: u32,
     verb: Verb,
 ) -> Result<(), LimitError> {
-    let parent = if side == Side::In { Handle::CLSACT_INGRESS } else { Handle::CLSACT_EGRESS };
+    let parent = side.clsact();
     let redirect =
         Redirect { ifindex, parent, priority: priority as u16, handle: HANDLE as u16, program, to };
     Netlink::open()?.add_redirect(&redirect, verb).map_err(|e| match e.is_absent() {
@@ -328,12 +327,6 @@ fn hook(program: BorrowedFd<'_>, ifindex: u32, side: Side, priority: u32) -> TcH
     builder.hook(side)
 }
 
-/// Whether the filter on the device runs this program.
-fn filter_is(ifindex: u32, side: Side, priority: u32, program: BorrowedFd<'_>) -> bool {
-    let wanted = Program::id_from_fd(program).ok();
-    wanted.is_some() && hook(program, ifindex, side, priority).query().ok() == wanted
-}
-
 /// The programs of others that meet packets on a side of a device before the first of `ours` there does: tcx
 /// programs before a link, and before a filter of clsact all of tcx and the filters of lower priority.
 pub(crate) fn programs_before(ifindex: u32, side: Side, ours: &BTreeSet<u32>) -> Vec<u32> {
@@ -342,8 +335,7 @@ pub(crate) fn programs_before(ifindex: u32, side: Side, ours: &BTreeSet<u32>) ->
     if let Some(at) = tcx.iter().position(|id| ours.contains(id)) {
         return tcx[..at].iter().copied().filter(is_theirs).collect();
     }
-    let parent = if side == Side::In { Handle::CLSACT_INGRESS } else { Handle::CLSACT_EGRESS };
-    let filters = Netlink::open().and_then(|mut netlink| netlink.filters(ifindex, parent));
+    let filters = Netlink::open().and_then(|mut netlink| netlink.filters(ifindex, side.clsact()));
     let filters: Vec<_> = filters.unwrap_or_default().into_iter().map(|f| f.program).collect();
     let is_ours = |program: &Option<u32>| program.is_some_and(|id| ours.contains(&id));
     let Some(at) = filters.iter().position(is_ours) else { return Vec::new() };
@@ -351,22 +343,30 @@ pub(crate) fn programs_before(ifindex: u32, side: Side, ours: &BTreeSet<u32>) ->
     tcx.iter().copied().chain(before).filter(is_theirs).collect()
 }
 
-/// All priorities that filters of ours have.
-fn priorities() -> impl Iterator<Item = u32> {
-    let all = PRIORITIES.into_iter().chain(PRIORITIES_BEFORE).chain(PRIORITIES_MATCHED);
-    all.chain([PRIORITY_REDIRECTED])
-}
-
 /// Whether a filter has a priority and the handle that those of limits have.
 pub(crate) fn is_our_place(filter: &Filter) -> bool {
-    let is_ours = priorities().any(|priority| priority == u32::from(filter.priority));
+    let all = [PRIORITIES, PRIORITIES_BEFORE, PRIORITIES_MATCHED].concat();
+    let priority = u32::from(filter.priority);
+    let is_ours = all.contains(&priority) || priority == PRIORITY_REDIRECTED;
     is_ours && filter.handle == Handle::new(0, HANDLE as u16)
+}
+
+/// Our filters on a device of this namespace, each with its side and the id of its program.
+fn our_filters(netlink: &mut Netlink, ifindex: u32) -> Vec<(Side, u32, Filter)> {
+    let on = |side: Side| {
+        let filters = netlink.filters(ifindex, side.clsact()).unwrap_or_default().into_iter();
+        let ours = filters.filter(is_our_place);
+        ours.filter_map(move |filter| Some((side, filter.program?, filter)))
+    };
+    [Side::In, Side::Out].into_iter().flat_map(on).collect()
 }
 
 /// The priority of a filter that is known by its program alone.
 fn priority_of(ifindex: u32, side: Side, program: BorrowedFd<'_>) -> Option<u32> {
-    quiet_libbpf();
-    priorities().find(|p| filter_is(ifindex, side, *p, program))
+    let wanted = Program::id_from_fd(program).ok()?;
+    let mut filters = our_filters(&mut Netlink::open().ok()?, ifindex).into_iter();
+    let (_, _, filter) = filters.find(|(on, id, _)| (*on, *id) == (side, wanted))?;
+    Some(filter.priority.into())
 }
 
 /// Takes filters off where they are these programs', and clsact if it came with them and nobody else uses it.
@@ -375,68 +375,32 @@ fn remove_filters<'a>(
     owns_clsact: bool,
     programs: impl Iterator<Item = (Side, BorrowedFd<'a>)>,
 ) {
-    for (side, program) in programs {
-        if let Some(priority) = priority_of(ifindex, side, program) {
-            let _ = hook(program, ifindex, side, priority).detach();
-        }
+    let ids = programs.filter_map(|(side, fd)| Some((side, Program::id_from_fd(fd).ok()?)));
+    let ids: Vec<_> = ids.collect();
+    remove_filters_where(ifindex, |side, id| ids.contains(&(side, id)));
+    if owns_clsact {
+        remove_unused_clsact(ifindex);
     }
+}
+
+fn remove_filters_where(ifindex: u32, is_wanted: impl Fn(Side, u32) -> bool) {
     let Ok(mut netlink) = Netlink::open() else { return };
-    let mut in_use =
-        |parent| netlink.count_filters(ifindex, parent).map_or(true, |filters| filters > 0);
-    if owns_clsact && !in_use(Handle::CLSACT_INGRESS) && !in_use(Handle::CLSACT_EGRESS) {
-        let _ = netlink.delete_qdisc(ifindex, Handle::CLSACT);
-    }
-}
-
-/// Where a filter of ours may be.
-fn places() -> impl Iterator<Item = (Side, u32)> {
-    priorities().flat_map(|priority| [(Side::In, priority), (Side::Out, priority)])
-}
-
-/// The id of the program of the filter in one place of ours; with `detach` takes it off.
-fn ask_filter(ifindex: u32, (side, priority): (Side, u32), detach: bool) -> Option<u32> {
-    let hook = libbpf_sys::bpf_tc_hook {
-        sz: size_of::<libbpf_sys::bpf_tc_hook>() as _,
-        ifindex: ifindex as i32,
-        attach_point: if side == Side::In { TC_INGRESS } else { TC_EGRESS },
-        ..Default::default()
-    };
-    let mut options = libbpf_sys::bpf_tc_opts {
-        sz: size_of::<libbpf_sys::bpf_tc_opts>() as _,
-        handle: HANDLE,
-        priority,
-        ..Default::default()
-    };
-    // SAFETY: both structs say their size and outlive the call.
-    let done = unsafe {
-        match detach {
-            true => libbpf_sys::bpf_tc_detach(&raw const hook, &raw const options),
-            false => libbpf_sys::bpf_tc_query(&raw const hook, &raw mut options),
+    for (side, id, filter) in our_filters(&mut netlink, ifindex) {
+        if is_wanted(side, id) {
+            let _ = netlink.delete_filter(ifindex, side.clsact(), &filter);
         }
-    };
-    (done == 0).then_some(options.prog_id)
+    }
 }
 
 /// The ids of the programs of our filters on a device of this namespace.
 pub(crate) fn filters(ifindex: u32) -> Vec<u32> {
-    if !has_clsact(ifindex) {
-        return Vec::new();
-    }
-    quiet_libbpf();
-    places().filter_map(|place| ask_filter(ifindex, place, false)).collect()
+    let filters = Netlink::open().map(|mut netlink| our_filters(&mut netlink, ifindex));
+    filters.unwrap_or_default().into_iter().map(|(_, id, _)| id).collect()
 }
 
 /// Removes our filters from a device, but for those whose program's id stays.
 pub(crate) fn remove_filters_but(ifindex: u32, stays: impl Fn(u32) -> bool) {
-    if !has_clsact(ifindex) {
-        return;
-    }
-    quiet_libbpf();
-    for place in places() {
-        if ask_filter(ifindex, place, false).is_some_and(|id| !stays(id)) {
-            let _ = ask_filter(ifindex, place, true);
-        }
-    }
+    remove_filters_where(ifindex, |_, id| !stays(id));
 }
 
 /// Whether a device has the qdisc clsact.
@@ -445,10 +409,19 @@ pub(crate) fn has_clsact(ifindex: u32) -> bool {
     qdiscs.is_ok_and(|qdiscs| qdiscs.iter().any(|qdisc| qdisc.kind == "clsact"))
 }
 
+/// Whether a device has clsact, and no filter is there.
+pub(crate) fn has_unused_clsact(netlink: &mut Netlink, ifindex: u32) -> bool {
+    let mut is_free = |side: Side| {
+        netlink.filters(ifindex, side.clsact()).is_ok_and(|filters| filters.is_empty())
+    };
+    has_clsact(ifindex) && is_free(Side::In) && is_free(Side::Out)
+}
+
 /// Removes clsact from a device if no filter is there.
 pub(crate) fn remove_unused_clsact(ifindex: u32) {
-    if has_clsact(ifindex) {
-        remove_filters(ifindex, true, std::iter::empty());
+    let Ok(mut netlink) = Netlink::open() else { return };
+    if has_unused_clsact(&mut netlink, ifindex) {
+        let _ = netlink.delete_qdisc(ifindex, Handle::CLSACT);
     }
 }
 

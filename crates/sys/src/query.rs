@@ -13,7 +13,10 @@ use std::{
 use libbpf_rs::{Program, libbpf_sys};
 use tidegate_core::{Direction, scheme::SCHEMES};
 
-use crate::cgroup::{Cgroup, Hierarchy};
+use crate::{
+    cgroup::{Cgroup, Hierarchy},
+    net::qdisc::Handle,
+};
 
 /// The attach types that a limit uses.
 const ATTACH_TYPES: [(libbpf_sys::bpf_attach_type, &str); 3] = [
@@ -79,6 +82,11 @@ pub(crate) enum Side {
 impl Side {
     pub(crate) fn of(direction: Direction, is_port: bool) -> Side {
         if (direction == Direction::Egress) == is_port { Side::In } else { Side::Out }
+    }
+
+    /// Where its filters hang from.
+    pub(crate) fn clsact(self) -> Handle {
+        if self == Side::In { Handle::CLSACT_INGRESS } else { Handle::CLSACT_EGRESS }
     }
 }
 

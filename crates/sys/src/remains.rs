@@ -99,11 +99,11 @@ impl OnDevice {
                 At::Link(id) => query::detach_link(*id)
                     .map_err(|e| NetError::refused(format!("detach `{}`", hooked.name), e)),
                 At::Filter(side, filter) => {
-                    netlink.delete_filter(self.ifindex, parent_of(*side), filter)
+                    netlink.delete_filter(self.ifindex, side.clsact(), filter)
                 }
             });
         }
-        if owns_clsact && is_unused_clsact(&mut netlink, self.ifindex) {
+        if owns_clsact && device::has_unused_clsact(&mut netlink, self.ifindex) {
             keep(netlink.delete_qdisc(self.ifindex, Handle::CLSACT));
         }
         if self.qdisc.is_some() {
@@ -131,15 +131,6 @@ impl fmt::Display for OnDevice {
 /// Somebody else was faster.
 fn is_gone(error: &NetError) -> bool {
     matches!(error.errno(), Some(libc::ENOENT | libc::ENODEV | libc::EINVAL))
-}
-
-fn parent_of(side: Side) -> Handle {
-    if side == Side::In { Handle::CLSACT_INGRESS } else { Handle::CLSACT_EGRESS }
-}
-
-fn is_unused_clsact(netlink: &mut Netlink, ifindex: u32) -> bool {
-    let mut used = |parent| netlink.count_filters(ifindex, parent).map_or(true, |n| n > 0);
-    !used(Handle::CLSACT_INGRESS) && !used(Handle::CLSACT_EGRESS)
 }
 
 /// What is ours on every device that has something, in the order of their indices.
@@ -198,11 +189,9 @@ fn hooked(netlink: &mut Netlink, ifindex: u32) -> Vec<Hooked> {
     let mut found = Vec::new();
     for side in [Side::Out, Side::In] {
         for OnSide { program, link } in query::tcx_programs(ifindex, side) {
-            found.extend(
-                Some(()).filter(|()| link != 0).and_then(|()| ours(program, At::Link(link))),
-            );
+            found.extend((link != 0).then(|| ours(program, At::Link(link))).flatten());
         }
-        for filter in netlink.filters(ifindex, parent_of(side)).unwrap_or_default() {
+        for filter in netlink.filters(ifindex, side.clsact()).unwrap_or_default() {
             let program = filter.program.filter(|_| device::is_our_place(&filter));
             found.extend(program.and_then(|program| ours(program, At::Filter(side, filter))));
         }

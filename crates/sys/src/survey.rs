@@ -18,7 +18,7 @@ use crate::{
     mounts::of_host_process,
     net::{
         Device, NetError, Netlink,
-        qdisc::{Filter, Handle, QueueStats},
+        qdisc::{Filter, QueueStats},
     },
     preflight::{self, OLDEST_KERNEL},
     query::{self, Side},
@@ -251,10 +251,11 @@ fn on_device(netlink: &mut Netlink, device: &Device, qdiscs: &[QueueStats]) -> O
         ..OnDevice::default()
     };
     let has_filters = qdiscs.iter().any(|q| q.kind == "clsact" || q.kind == "ingress");
-    for (side, parent) in [(Side::In, Handle::CLSACT_INGRESS), (Side::Out, Handle::CLSACT_EGRESS)] {
+    for side in [Side::In, Side::Out] {
         let tcx = query::tcx_programs(index, side).into_iter().map(|on| program(on.program));
         found.tcx.extend(tcx.filter(|program| !query::is_on_devices(&program.name)));
-        let filters = has_filters.then(|| netlink.filters(index, parent).unwrap_or_default());
+        let filters =
+            has_filters.then(|| netlink.filters(index, side.clsact()).unwrap_or_default());
         let filters = filters.into_iter().flatten().filter(|filter| !is_ours(filter));
         found.filters.extend(filters.map(|filter| match filter.program {
             Some(id) => program(id).name,
@@ -279,7 +280,7 @@ mod tests {
     use super::*;
     use crate::net::{
         NetNs,
-        qdisc::{Htb, Place, Verb},
+        qdisc::{Handle, Htb, Place, Verb},
     };
 
     #[test]

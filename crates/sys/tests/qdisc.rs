@@ -199,8 +199,8 @@ fn root_clsact_goes_without_a_trace() {
     let place = bench.at(Handle::CLSACT, Handle::new(0xffff, 0));
     bench.netlink.set_qdisc(Verb::Add, place, &Clsact).unwrap();
     assert!(bench.tc("qdisc show dev a").contains("qdisc clsact ffff: parent ffff:fff1"));
-    let filters = bench.netlink.count_filters(bench.ifindex, Handle::CLSACT_INGRESS).unwrap();
-    assert_eq!(filters, 0);
+    let filters = bench.netlink.filters(bench.ifindex, Handle::CLSACT_INGRESS).unwrap();
+    assert_eq!(filters, []);
     bench.netlink.delete_qdisc(bench.ifindex, Handle::CLSACT).unwrap();
     assert_eq!(bench.tc_json("qdisc"), before);
 }

@@ -261,11 +261,6 @@ impl Netlink {
         self.request(&action, Message::NewTrafficFilter(message), verb.flags())
     }
 
-    /// Counts the filters below `parent`; 0 if there is no such parent.
-    pub fn count_filters(&mut self, ifindex: u32, parent: Handle) -> Result<usize, NetError> {
-        Ok(self.filters(ifindex, parent)?.len())
-    }
-
     /// The filters below `parent`, in the order in which packets meet them; none if there is no such parent.
     pub fn filters(&mut self, ifindex: u32, parent: Handle) -> Result<Vec<Filter>, NetError> {
         let place = Place { ifindex, parent, handle: Handle::UNSPEC };
