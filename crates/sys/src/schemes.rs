@@ -35,6 +35,24 @@ mod tbf;
 /// The pins of the links of a limit: of the programs for both directions, and for the sockets.
 pub(crate) const LINKS: [&str; 3] = ["egress", "ingress", "sockops"];
 
+/// Where the programs of a limit sit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AttachPoint {
+    Cgroup,
+    Device,
+    Port,
+}
+
+impl AttachPoint {
+    pub(crate) fn of(limit: &intf::Limit) -> AttachPoint {
+        match limit.ifindex {
+            0 => AttachPoint::Cgroup,
+            _ if limit.flags & intf::FLAG_PORT != 0 => AttachPoint::Port,
+            _ => AttachPoint::Device,
+        }
+    }
+}
+
 /// A program that takes the place of another one.
 pub(crate) struct Successor {
     /// The pin of the link, or beside that of the filter's program.

@@ -18,7 +18,7 @@ use crate::{
     limit::{
         AttachedLimit, FairShare, Handle, LimitError, LimitMaps, LimitOptions, Loaded, Reading,
     },
-    schemes::{LINKS, MapsByName, Pinned, Programs, Scheme, Successor, successors},
+    schemes::{AttachPoint, LINKS, MapsByName, Pinned, Programs, Scheme, Successor, successors},
     skel,
 };
 
@@ -32,15 +32,15 @@ enum Work<'a> {
 
 /// Loads the program of one place and hands it to `use_it`.
 fn load<T>(
-    place: Hook,
+    place: AttachPoint,
     work: Work<'_>,
     use_it: impl FnOnce(&ProgramMut<'_>) -> Result<T, LimitError>,
 ) -> Result<(LimitMaps, T), LimitError> {
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
     let mut open = open_fitted!(skel::edt::EdtSkelBuilder, &mut storage, "edt");
-    open.progs.edt_cgroup.set_autoload(place == Hook::Cgroup);
-    open.progs.edt_device.set_autoload(place == Hook::Device);
-    open.progs.edt_port.set_autoload(place == Hook::Port);
+    open.progs.edt_cgroup.set_autoload(place == AttachPoint::Cgroup);
+    open.progs.edt_device.set_autoload(place == AttachPoint::Device);
+    open.progs.edt_port.set_autoload(place == AttachPoint::Port);
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.flow_seed = random_seed();
     }
@@ -70,20 +70,12 @@ fn load<T>(
         maps.exempt(&options.exempt.prefixes)?;
     }
     let program = match place {
-        Hook::Cgroup => &edt.progs.edt_cgroup,
-        Hook::Device => &edt.progs.edt_device,
-        Hook::Port => &edt.progs.edt_port,
+        AttachPoint::Cgroup => &edt.progs.edt_cgroup,
+        AttachPoint::Device => &edt.progs.edt_device,
+        AttachPoint::Port => &edt.progs.edt_port,
     };
     let used = use_it(program)?;
     Ok((maps, used))
-}
-
-/// Where the program sits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Hook {
-    Cgroup,
-    Device,
-    Port,
 }
 
 /// The queues by which packets get their departures.
@@ -126,7 +118,7 @@ impl Scheme for Edt {
     ) -> Result<Loaded, LimitError> {
         let limit = options.encode(cgroup_id)?;
         let keep = |program: &ProgramMut<'_>| bpf::keep(program, "edt_cgroup");
-        let (maps, program) = load(Hook::Cgroup, Work::New(&limit, options), keep)?;
+        let (maps, program) = load(AttachPoint::Cgroup, Work::New(&limit, options), keep)?;
         Ok(Loaded { maps, programs: vec![(LINKS[0], program)] })
     }
 
@@ -139,10 +131,9 @@ impl Scheme for Edt {
     ) -> Result<AttachedLimit, LimitError> {
         fq::check(hierarchy, &target.scope, None)?;
         let limit = target.encode(options)?;
-        let hook = if target.is_port() { Hook::Port } else { Hook::Device };
         let attach =
             |program: &ProgramMut<'_>| device::attach(target, &[(Direction::Egress, program)]);
-        let (maps, hooked) = load(hook, Work::New(&limit, options), attach)?;
+        let (maps, hooked) = load(AttachPoint::of(&limit), Work::New(&limit, options), attach)?;
         Ok(AttachedLimit::on_device(maps, hooked))
     }
 
@@ -152,13 +143,9 @@ impl Scheme for Edt {
         limit: &intf::Limit,
         maps: &LimitMaps,
     ) -> Result<Vec<Successor>, LimitError> {
-        let hook = match limit.ifindex {
-            0 => Hook::Cgroup,
-            _ if limit.flags & intf::FLAG_PORT != 0 => Hook::Port,
-            _ => Hook::Device,
-        };
-        let load = load(hook, Work::Again(maps), |program| successors(dir, &[(LINKS[0], program)]));
-        load.map(|(_, successors)| successors)
+        let next = |program: &ProgramMut<'_>| successors(dir, &[(LINKS[0], program)]);
+        let (_, successors) = load(AttachPoint::of(limit), Work::Again(maps), next)?;
+        Ok(successors)
     }
 
     fn open(&self, pinned: &Pinned<'_>) -> Result<Box<dyn Handle>, LimitError> {

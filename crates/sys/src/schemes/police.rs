@@ -15,7 +15,7 @@ use crate::{
     intf,
     limit::{AttachedLimit, Handle, LimitError, LimitMaps, LimitOptions, Loaded},
     query::Side,
-    schemes::{LINKS, MapsByName, Pinned, Programs, Scheme, Successor, successors},
+    schemes::{AttachPoint, LINKS, MapsByName, Pinned, Programs, Scheme, Successor, successors},
     skel,
 };
 
@@ -42,14 +42,6 @@ pub(crate) mod xdp;
 pub(crate) use place::Place;
 pub(crate) use policer::Policer;
 use pool::MapPool;
-
-/// Where the programs sit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum AttachPoint {
-    Cgroup,
-    Device,
-    Port,
-}
 
 /// Loads the programs of one place.
 fn load(
@@ -165,8 +157,7 @@ impl Scheme for Police {
     ) -> Result<AttachedLimit, LimitError> {
         let limit = target.encode(options)?;
         let mut storage = MaybeUninit::uninit();
-        let at = if target.is_port() { AttachPoint::Port } else { AttachPoint::Device };
-        let police = load(&mut storage, at, !options.exempt.is_empty())?;
+        let police = load(&mut storage, AttachPoint::of(&limit), !options.exempt.is_empty())?;
         let maps = maps(&police, &limit)?;
         maps.exempt(&options.exempt.prefixes)?;
         // First: it may be refused.
@@ -185,26 +176,17 @@ impl Scheme for Police {
         limit: &intf::Limit,
         maps: &LimitMaps,
     ) -> Result<Vec<Successor>, LimitError> {
-        let is_port = limit.flags & intf::FLAG_PORT != 0;
-        let at = match limit.ifindex {
-            0 => AttachPoint::Cgroup,
-            _ if is_port => AttachPoint::Port,
-            _ => AttachPoint::Device,
-        };
+        let at = AttachPoint::of(limit);
         let mut storage = MaybeUninit::uninit();
         let police =
             load_with(&mut storage, at, maps.exempt.is_some(), Some(maps), &Direction::BOTH)?;
         let programs = &police.progs;
-        let program = |direction| match Side::of(direction, is_port) {
-            _ if at == AttachPoint::Cgroup && direction == Direction::Egress => {
-                &programs.police_egress
-            }
-            _ if at == AttachPoint::Cgroup => &programs.police_ingress,
-            Side::Out => &programs.police_out,
-            Side::In => &programs.police_in,
+        let (egress, ingress) = match at {
+            AttachPoint::Cgroup => (&programs.police_egress, &programs.police_ingress),
+            AttachPoint::Device => (&programs.police_out, &programs.police_in),
+            AttachPoint::Port => (&programs.police_in, &programs.police_out),
         };
-        let both =
-            [(LINKS[0], program(Direction::Egress)), (LINKS[1], program(Direction::Ingress))];
+        let both = [(LINKS[0], egress), (LINKS[1], ingress)];
         if !self.links(limit).contains(&XDP_PIN) {
             return successors(dir, &both);
         }

@@ -124,7 +124,7 @@ const UDP: u8 = 17;
 /// One line of the table: a packet, the flow's and the class's backlog that it meets, what must come of it.
 struct Row {
     what: &'static str,
-    hook: Hook,
+    hook: AttachPoint,
     flow_s: u64,
     class_s: u64,
     ecn: u8,
@@ -140,7 +140,7 @@ struct Row {
 fn table() -> Vec<Row> {
     let row = |what, flow_s, ecn, outcome, ecn_after, leaves_ds| Row {
         what,
-        hook: Hook::Cgroup,
+        hook: AttachPoint::Cgroup,
         flow_s,
         class_s: 0,
         ecn,
@@ -167,12 +167,12 @@ fn table() -> Vec<Row> {
         },
         Row { class_s: 7, returns: 2, ..row("by more", 0, 0, "drop_full", 0, None) },
         Row { mark: 0x7d9a_7e1d, returns: 2, ..row("dead", 0, 0, "", 0, None) },
-        on(Hook::Device, next, row("device: at once", 0, 0, "pass", 0, None)),
-        on(Hook::Device, next, row("device: its flow's turn", 1, 0, "pass", 0, Some(10))),
-        on(Hook::Device, next, row("device: CE", 2, ECT0, "mark", CE, Some(20))),
-        on(Hook::Device, 2, row("device: beyond the horizon", 4, 0, "drop_full", 0, None)),
-        on(Hook::Port, next, row("port: CE", 2, ECT0, "mark", CE, Some(20))),
-        on(Hook::Port, 2, row("port: beyond the horizon", 4, 0, "drop_full", 0, None)),
+        on(AttachPoint::Device, next, row("device: at once", 0, 0, "pass", 0, None)),
+        on(AttachPoint::Device, next, row("device: its flow's turn", 1, 0, "pass", 0, Some(10))),
+        on(AttachPoint::Device, next, row("device: CE", 2, ECT0, "mark", CE, Some(20))),
+        on(AttachPoint::Device, 2, row("device: beyond the horizon", 4, 0, "drop_full", 0, None)),
+        on(AttachPoint::Port, next, row("port: CE", 2, ECT0, "mark", CE, Some(20))),
+        on(AttachPoint::Port, 2, row("port: beyond the horizon", 4, 0, "drop_full", 0, None)),
     ]
 }
 
@@ -235,9 +235,9 @@ fn root_edt_the_loaded_program_follows_the_table() {
         let sent = frame(row.ecn);
         let mut received = sent.clone();
         let program = match row.hook {
-            Hook::Cgroup => &edt.progs.edt_cgroup,
-            Hook::Device => &edt.progs.edt_device,
-            Hook::Port => &edt.progs.edt_port,
+            AttachPoint::Cgroup => &edt.progs.edt_cgroup,
+            AttachPoint::Device => &edt.progs.edt_device,
+            AttachPoint::Port => &edt.progs.edt_port,
         };
         let run = program.test_run(ProgramInput {
             context_in: Some(&mut context),
