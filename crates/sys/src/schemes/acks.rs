@@ -255,12 +255,6 @@ impl AcksMaps {
         let keys = keys.filter_map(|key| bytemuck::try_pod_read_unaligned::<intf::Key>(&key).ok());
         keys.map(intf::Key::ends).filter(|(own, other)| wanted(*own, *other)).collect()
     }
-
-    /// How many connections are known. Asks the kernel once for each.
-    #[must_use]
-    pub fn connections(&self) -> usize {
-        self.flows.keys().take(intf::FLOWS_MAX).count()
-    }
 }
 
 #[cfg(test)]
