@@ -1,5 +1,5 @@
-//! What the networks of tests and the lab need of the kernel, and no limit does: bridges, routes, settings and
-//! counters of devices.
+//! What the networks of tests and the lab need of the kernel, and no limit does: bridges, routes, settings
+//! and counters of devices.
 
 use std::{io, net::IpAddr, os::fd::AsRawFd};
 

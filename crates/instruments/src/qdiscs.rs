@@ -1,5 +1,5 @@
-//! Queueing disciplines that no limit puts on a device, but peers and links of the lab: fq, CAKE and netem; and
-//! a filter by destination.
+//! Queueing disciplines that no limit puts on a device, but peers and links of the lab: fq, CAKE and netem;
+//! and a filter by destination.
 //!
 //! As those of `tidegate-sys` they are what `tc` of iproute2 sends for the same words.
 
