@@ -28,8 +28,9 @@ const LEGEND_ROW: f64 = 22.0;
 
 /// The colour of text and frames.
 pub const INK: RGBColor = RGBColor(0x22, 0x22, 0x22);
-const SOFT_INK: RGBColor = RGBColor(0x55, 0x55, 0x55);
-const GRID: RGBColor = RGBColor(0xDD, 0xDD, 0xDD);
+/// That of ticks and of smaller text.
+pub const SOFT_INK: RGBColor = RGBColor(0x55, 0x55, 0x55);
+pub const GRID: RGBColor = RGBColor(0xDD, 0xDD, 0xDD);
 const PAPER: RGBColor = RGBColor(0xFF, 0xFF, 0xFF);
 
 /// A point, in pixels of the figure.
@@ -72,7 +73,8 @@ impl Style {
         Style { across: HPos::Right, ..self }
     }
 
-    fn upward(self) -> Style {
+    /// Running upwards.
+    pub fn upward(self) -> Style {
         Style { upward: true, ..self }
     }
 }
@@ -198,26 +200,6 @@ impl Canvas<'_> {
         self.text(title, (x, middle), Style::text().centred().upward())
     }
 
-    /// Ticks, labels and title of a right axis.
-    pub fn right_axis(
-        &self,
-        plot: Plot,
-        axis: &Axis,
-        title: &str,
-        label: impl Fn(f64) -> String,
-    ) -> anyhow::Result<()> {
-        let x = plot.right;
-        self.line(&[(x, plot.top), (x, plot.bottom)], SOFT_INK, 1.0)?;
-        for &tick in &axis.ticks {
-            let y = axis.px(tick);
-            self.line(&[(x, y), (x + 5.0, y)], SOFT_INK, 1.0)?;
-            self.text(&label(tick), (x + 9.0, y), Style::text())?;
-        }
-        let middle = (plot.top + plot.bottom) / 2.0;
-        let x = (plot.right + 26.0 + widest(axis, label)).min(WIDTH - 12.0);
-        self.text(title, (x, middle), Style::text().centred().upward())
-    }
-
     /// Base line, ticks, labels and title of the bottom axis.
     pub fn bottom_axis(
         &self,
@@ -234,14 +216,6 @@ impl Canvas<'_> {
         }
         let middle = (plot.left + plot.right) / 2.0;
         self.text(title, (middle, plot.bottom + 40.0), Style::text().centred())
-    }
-
-    /// Vertical grid lines, for axes on which one reads values off.
-    pub fn vertical_grid(&self, plot: Plot, axis: &Axis) -> anyhow::Result<()> {
-        axis.ticks.iter().try_for_each(|&tick| {
-            let x = axis.px(tick);
-            self.line(&[(x, plot.top), (x, plot.bottom)], GRID, 1.0)
-        })
     }
 
     /// The line at the bottom.
@@ -313,7 +287,7 @@ pub fn text_width(text: &str) -> f64 {
 }
 
 /// The estimated width of the widest label.
-fn widest(axis: &Axis, label: impl Fn(f64) -> String) -> f64 {
+pub fn widest(axis: &Axis, label: impl Fn(f64) -> String) -> f64 {
     axis.ticks.iter().map(|&tick| text_width(&label(tick))).fold(0.0, f64::max)
 }
 

@@ -1,8 +1,8 @@
-//! Figures as SVG: lines over time, cumulative distributions, curves over decades, and what others are made
-//! of. And [`text`]: colours and columns on a terminal.
+//! Figures as SVG: lines over time, tokens of a bucket, and what others are made of. And [`text`]: colours
+//! and columns on a terminal.
 //!
 //! ```text
-//! lines, cdf, curves -> axis (ticks, mapping) -> canvas (strokes and text, through plotters)
+//! lines, tokens -> axis (ticks, mapping) -> canvas (strokes and text, through plotters)
 //! ```
 //!
 //! A figure holds data and draws itself; a system has one colour everywhere ([`palette`]). plotters strokes
@@ -11,16 +11,12 @@
 
 pub mod axis;
 pub mod canvas;
-mod cdf;
-mod curves;
 mod lines;
 pub mod palette;
 pub mod text;
 mod tokens;
 pub mod units;
 
-pub use cdf::Cdf;
-pub use curves::Curves;
 pub use lines::Lines;
 pub use tokens::Tokens;
 
@@ -47,7 +43,7 @@ impl Series {
 }
 
 /// The systems of several series, in order.
-fn systems(series: &[Series]) -> Vec<&str> {
+pub fn systems(series: &[Series]) -> Vec<&str> {
     distinct(series.iter().map(|series| series.system.as_str()))
 }
 

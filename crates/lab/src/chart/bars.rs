@@ -9,7 +9,9 @@ use anyhow::ensure;
 use plotters::style::RGBColor;
 
 use tidegate_chart::axis::Axis;
-use tidegate_chart::canvas::{self, Canvas, INK, Key, LINE, Mark, Plot, Style, WIDTH};
+use tidegate_chart::canvas::{
+    self, Canvas, INK, Key, LINE, Mark, Plot, SOFT_INK, Style, WIDTH, widest,
+};
 use tidegate_chart::palette;
 
 use crate::report::{Case, Row, distinct};
@@ -135,7 +137,7 @@ impl Bars {
                 let mut points = None;
                 if let Some(((name, unit), axis)) = &second {
                     let axis = axis.clone().over(plot.bottom, plot.top);
-                    canvas.right_axis(plot, &axis, name, |tick| unit.human(tick))?;
+                    right_axis(canvas, plot, &axis, name, |tick| unit.human(tick))?;
                     points = Some(axis);
                 }
                 let row = Panel { plot, axis, points, unit, scale, places: *places };
@@ -305,6 +307,26 @@ fn label(case: &Case, varying: &[&str]) -> Vec<String> {
         })
     };
     varying.iter().filter_map(line).collect()
+}
+
+/// Ticks, labels and title of a right axis.
+fn right_axis(
+    canvas: &Canvas<'_>,
+    plot: Plot,
+    axis: &Axis,
+    title: &str,
+    label: impl Fn(f64) -> String,
+) -> anyhow::Result<()> {
+    let x = plot.right;
+    canvas.line(&[(x, plot.top), (x, plot.bottom)], SOFT_INK, 1.0)?;
+    for &tick in &axis.ticks {
+        let y = axis.px(tick);
+        canvas.line(&[(x, y), (x + 5.0, y)], SOFT_INK, 1.0)?;
+        canvas.text(&label(tick), (x + 9.0, y), Style::text())?;
+    }
+    let middle = (plot.top + plot.bottom) / 2.0;
+    let x = (plot.right + 26.0 + widest(axis, label)).min(WIDTH - 12.0);
+    canvas.text(title, (x, middle), Style::text().centred().upward())
 }
 
 /// To three significant digits.

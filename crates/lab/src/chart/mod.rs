@@ -1,9 +1,17 @@
-//! The figures of a report: those of `tidegate-chart`, and grouped bars, which are made of rows.
+//! The figures of a report: those of `tidegate-chart`; cumulative distributions and curves over decades; and
+//! grouped bars, which are made of rows.
 
 mod bars;
+mod cdf;
+mod curves;
+
+use tidegate_chart::axis::Axis;
+use tidegate_chart::canvas::{Canvas, GRID, Plot};
 
 pub use bars::{Bar, Bars, BarsOf, Group};
-pub use tidegate_chart::{Cdf, Curves, Lines, Series};
+pub use cdf::Cdf;
+pub use curves::Curves;
+pub use tidegate_chart::{Lines, Series};
 
 /// A figure of a report.
 #[derive(Clone, Debug)]
@@ -41,6 +49,14 @@ impl Figure {
             Figure::Curves(curves) => curves.svg(),
         }
     }
+}
+
+/// Vertical grid lines, for axes on which one reads values off.
+fn vertical_grid(canvas: &Canvas<'_>, plot: Plot, axis: &Axis) -> anyhow::Result<()> {
+    axis.ticks.iter().try_for_each(|&tick| {
+        let x = axis.px(tick);
+        canvas.line(&[(x, plot.top), (x, plot.bottom)], GRID, 1.0)
+    })
 }
 
 impl From<Bars> for Figure {

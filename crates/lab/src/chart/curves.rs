@@ -2,10 +2,12 @@
 
 use anyhow::ensure;
 
-use super::axis::Axis;
-use super::canvas::{self, INK, Plot, WIDTH};
-use super::{Series, palette, systems};
-use crate::units::Unit;
+use tidegate_chart::axis::Axis;
+use tidegate_chart::canvas::{self, INK, Plot, WIDTH};
+use tidegate_chart::units::Unit;
+use tidegate_chart::{Series, palette, systems};
+
+use super::vertical_grid;
 
 /// What something costs against how much there is of it.
 #[derive(Clone, Debug)]
@@ -42,7 +44,7 @@ impl Curves {
 
         canvas::svg(plot.bottom + 62.0, |canvas| {
             canvas.head(&self.title, &keys)?;
-            canvas.vertical_grid(plot, &x)?;
+            vertical_grid(canvas, plot, &x)?;
             canvas.left_axis(plot, &y, &y_name, |tick| y_unit.human(tick))?;
             canvas.bottom_axis(plot, &x, &x_name, |tick| x_unit.human(tick))?;
             for series in &self.series {

@@ -2,10 +2,12 @@
 
 use anyhow::ensure;
 
-use super::axis::Axis;
-use super::canvas::{self, INK, Plot, WIDTH};
-use super::{Series, palette, systems};
-use crate::units::Unit;
+use tidegate_chart::axis::Axis;
+use tidegate_chart::canvas::{self, INK, Plot, WIDTH};
+use tidegate_chart::units::Unit;
+use tidegate_chart::{Series, palette, systems};
+
+use super::vertical_grid;
 
 /// Which share of the samples is at or below a value.
 #[derive(Clone, Debug)]
@@ -40,7 +42,7 @@ impl Cdf {
 
         canvas::svg(plot.bottom + 62.0, |canvas| {
             canvas.head(&self.title, &keys)?;
-            canvas.vertical_grid(plot, &x)?;
+            vertical_grid(canvas, plot, &x)?;
             canvas.left_axis(plot, &y, "share of samples", |tick| format!("{tick:.0} %"))?;
             canvas.bottom_axis(plot, &x, &name, |tick| unit.human(tick))?;
             for series in &self.series {
