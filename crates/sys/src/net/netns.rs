@@ -100,13 +100,16 @@ impl NetNs {
     /// Finds a namespace by the inode of its file, among those that have a name and those of processes;
     /// `None` if nothing that can be seen here is in it.
     pub fn find(inode: u64) -> Option<Self> {
+        let is_it = |path: &PathBuf| fs::metadata(path).is_ok_and(|m| m.ino() == inode);
+        let file = File::open(Self::paths().find(is_it)?).ok()?;
+        Some(Self { name: String::new(), fd: file.into(), owned_mount: None })
+    }
+
+    /// The files of the namespaces that have a name or a process; some are of the same one.
+    pub(crate) fn paths() -> impl Iterator<Item = PathBuf> {
         let list = |dir: &str| fs::read_dir(dir).into_iter().flatten().flatten();
         let named = list(NETNS_DIR).map(|entry| entry.path());
-        let processes = list("/proc").map(|entry| entry.path().join("ns/net"));
-        let is_it = |path: &PathBuf| fs::metadata(path).is_ok_and(|m| m.ino() == inode);
-        let path = named.chain(processes).find(is_it)?;
-        let file = File::open(path).ok()?;
-        Some(Self { name: String::new(), fd: file.into(), owned_mount: None })
+        named.chain(list("/proc").map(|entry| entry.path().join("ns/net")))
     }
 
     /// Opens the namespace that the calling thread is in.

@@ -41,7 +41,7 @@ impl PinnedLimit {
         if self.limit.ifindex == 0 || self.scope.is_none() {
             return Vec::new();
         }
-        let ours = programs_in(&self.hooks, 0);
+        let ours = programs_in(&self.hooks);
         let is_port = self.limit.flags & intf::FLAG_PORT != 0;
         let mut found = Vec::new();
         for direction in Direction::BOTH {
@@ -83,7 +83,7 @@ impl Store {
     /// Whether a device of this network namespace has a qdisc of ours or ifb device that is neither this
     /// store's nor left by a process that died.
     pub(super) fn has_qdisc_of_others(&self, ifindex: u32) -> bool {
-        let own = programs_in(&self.root, 0);
+        let own = programs_in(&self.root);
         let is_it = |device: &OnDevice| {
             let has_qdisc = device.qdisc.is_some() || device.ifb.is_some();
             let is_own = device.hooked.iter().any(|hooked| own.contains(&hooked.program));
@@ -108,8 +108,7 @@ fn left() -> Left {
     if devices.is_empty() {
         return Left::default();
     }
-    let known: BTreeSet<u32> =
-        bpf_mounts().iter().flat_map(|mount| programs_in(mount, 0)).collect();
+    let known: BTreeSet<u32> = bpf_mounts().iter().flat_map(|mount| programs_in(mount)).collect();
     // What a process that lives holds has a link.
     let is_held = |h: &Hooked| h.is_link() || known.contains(&h.program);
     devices.retain(|device| !device.hooked.iter().any(is_held));

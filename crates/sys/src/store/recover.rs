@@ -5,9 +5,7 @@
 //! kernel objects that have no pins yet, or whose pins are lost, are named by the
 //! [journal](super::journal). All steps may be done again.
 
-use std::{collections::BTreeSet, fs, os::fd::AsFd, path::Path};
-
-use libbpf_rs::Program;
+use std::{collections::BTreeSet, fs, path::Path};
 
 use super::{
     ASIDE, BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, cgroup_in,
@@ -22,6 +20,7 @@ use super::{
     pool_names::{POOL_PREFIX, file_name},
     pools::{limit_of_pool, places_in},
     symlink,
+    unreadable::programs_in,
 };
 use crate::{
     cgroup::Hierarchy,
@@ -360,7 +359,7 @@ impl Store {
         let mut held = BTreeSet::new();
         for entry in self.entries().unwrap_or_default() {
             if !entry.starts_with([BUILDING, ASIDE]) {
-                programs_in(&self.root.join(entry), &mut held);
+                held.extend(programs_in(&self.root.join(entry)));
             }
         }
         let _ = in_namespace(step.network_namespace, || {
@@ -451,12 +450,11 @@ impl Store {
         };
         let Some(limit) = limit.filter(device::is_in_this_namespace) else { return step };
         let ifindex = limit.ifindex;
-        let mut own = BTreeSet::new();
-        programs_in(&dir, &mut own);
+        let mut own = programs_in(&dir);
         if let Some((pool, _)) = self.place_of(name)
             && places_in(&pool).is_ok_and(|places| places.len() <= 1)
         {
-            programs_in(&pool, &mut own);
+            own.extend(programs_in(&pool));
         }
         let mut stay = device::filters(ifindex);
         stay.retain(|id| !own.contains(id));
@@ -467,18 +465,6 @@ impl Store {
         let came = fs::symlink_metadata(dir.join(device::CLSACT_MARK)).is_ok();
         step.objects.push(Object::Clsact { ifindex, stays: !came });
         step
-    }
-}
-
-/// The ids of the programs of filters pinned in a directory and below.
-fn programs_in(dir: &Path, found: &mut BTreeSet<u32>) {
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            programs_in(&entry.path(), found);
-        } else if entry.file_name().to_str().is_some_and(device::is_program_pin) {
-            let program = Program::fd_from_pinned_path(entry.path()).ok();
-            found.extend(program.and_then(|program| Program::id_from_fd(program.as_fd()).ok()));
-        }
     }
 }
 

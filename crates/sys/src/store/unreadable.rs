@@ -11,7 +11,7 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::fs::MetadataExt,
     },
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use libbpf_rs::{Iter, Link, MapCore, MapHandle, Program};
@@ -33,6 +33,7 @@ use crate::{
     intf,
     limit::slot_pool::SlotPool,
     limit::{LimitError, LimitOptions, settings},
+    net::NetNs,
     process::{in_network_namespace, network_namespaces},
     remains::{self, OnDevice},
     schemes::{
@@ -215,7 +216,7 @@ impl Store {
             return;
         }
         let root = self.root.join(root);
-        let programs = programs_in(&root, 0);
+        let programs = programs_in(&root);
         in_each_namespace(|| {
             let mut devices = remains::on_devices().unwrap_or_default();
             devices.retain(|device| device.hooked.iter().any(|h| programs.contains(&h.program)));
@@ -237,8 +238,8 @@ fn take_off_devices(dir: &Path) {
     if [CGROUP, SELECT].iter().any(|mark| fs::symlink_metadata(dir.join(mark)).is_ok()) {
         return;
     }
-    let programs = programs_in(dir, 0);
-    let owns_clsact = owns_clsact(dir, 0);
+    let programs = programs_in(dir);
+    let owns_clsact = pins_in(dir, 0).iter().any(|pin| pin.ends_with(CLSACT_MARK));
     let found = in_each_namespace(|| {
         let mut found = false;
         for mut device in remains::on_devices().unwrap_or_default() {
@@ -279,42 +280,37 @@ fn is_root_of(dir: &Path, device: &OnDevice) -> bool {
     dir.join(htb::SLOTS_PIN).exists() && device_in(dir).is_some_and(|name| name == device.device)
 }
 
-/// The kernel's ids of the programs that are pinned in a directory, or whose links are.
-pub(crate) fn programs_in(dir: &Path, depth: usize) -> BTreeSet<u32> {
-    let mut found = BTreeSet::new();
+/// The pins and marks in a directory and those below.
+fn pins_in(dir: &Path, depth: usize) -> Vec<PathBuf> {
+    let mut found = Vec::new();
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-        let name = name.as_str();
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            if depth < DEPTH_MAX {
-                found.extend(programs_in(&path, depth + 1));
-            }
-        } else if is_program_pin(name) {
-            let program = Program::fd_from_pinned_path(&path);
-            found.extend(program.and_then(|program| Program::id_from_fd(program.as_fd())).ok());
-        } else if LINKS.contains(&name) || name == XDP_PIN {
-            let info = Link::open(&path).and_then(|link| link.info());
-            found.extend(info.map(|info| info.prog_id).ok());
+        match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            true if depth < DEPTH_MAX => found.extend(pins_in(&entry.path(), depth + 1)),
+            true => {}
+            false => found.push(entry.path()),
         }
     }
     found
 }
 
-fn owns_clsact(dir: &Path, depth: usize) -> bool {
-    fs::symlink_metadata(dir.join(CLSACT_MARK)).is_ok()
-        || fs::read_dir(dir).into_iter().flatten().flatten().any(|entry| {
-            let is_dir = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            is_dir && depth < DEPTH_MAX && owns_clsact(&entry.path(), depth + 1)
-        })
+/// The kernel's ids of the programs that are pinned in a directory, or whose links are.
+pub(crate) fn programs_in(dir: &Path) -> BTreeSet<u32> {
+    let program = |path: PathBuf| {
+        let name = path.file_name()?.to_str()?;
+        if is_program_pin(name) {
+            return Program::id_from_fd(Program::fd_from_pinned_path(&path).ok()?.as_fd()).ok();
+        }
+        let is_link = LINKS.contains(&name) || name == XDP_PIN;
+        let link = is_link.then(|| Link::open(&path).ok()).flatten()?;
+        Some(link.info().ok()?.prog_id)
+    };
+    pins_in(dir, 0).into_iter().filter_map(program).collect()
 }
 
 /// The network namespaces that have a name or a process.
 fn all_network_namespaces() -> Vec<OwnedFd> {
-    let named = fs::read_dir("/run/netns").into_iter().flatten().flatten();
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let paths = named.map(|e| e.path()).chain(processes.map(|e| e.path().join("ns/net")));
     let mut seen = BTreeSet::new();
-    let files = paths.filter_map(|path| fs::File::open(path).ok());
+    let files = NetNs::paths().filter_map(|path| fs::File::open(path).ok());
     let new = files.filter(|file| file.metadata().is_ok_and(|m| seen.insert(m.ino())));
     new.map(OwnedFd::from).collect()
 }
