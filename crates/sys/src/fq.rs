@@ -181,12 +181,7 @@ mod tests {
             kind: kind.into(),
             handle: Handle::new(major, 0),
             parent,
-            sent_bytes: 0,
-            sent_packets: 0,
-            drops: 0,
-            overlimits: 0,
-            queued_packets: 0,
-            backlog_bytes: 0,
+            ..QueueStats::default()
         }
     }
 

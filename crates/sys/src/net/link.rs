@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, ffi::CString, net::IpAddr, os::fd::AsRawFd};
 
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage as Message,
     address::{AddressAttribute, AddressFlags, AddressMessage},
@@ -26,7 +26,7 @@ pub struct VethPair<'a> {
 }
 
 /// What a device is and what it is joined to.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Device {
     /// Its index in its network namespace.
     pub index: u32,
@@ -46,7 +46,8 @@ pub struct Device {
 impl Netlink {
     /// Every device of the namespace.
     pub fn devices(&mut self) -> Result<Vec<Device>, NetError> {
-        let answers = self.dump("list the devices", Message::GetLink(LinkMessage::default()))?;
+        let answers =
+            self.ask("list the devices", Message::GetLink(LinkMessage::default()), NLM_F_DUMP)?;
         let devices = answers.into_iter().filter_map(|answer| match answer {
             Message::NewLink(link) => Some(device(link)),
             _ => None,
@@ -60,7 +61,7 @@ impl Netlink {
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut query = RouteMessage::default();
             query.header.address_family = family;
-            for answer in self.dump("list the routes", Message::GetRoute(query))? {
+            for answer in self.ask("list the routes", Message::GetRoute(query), NLM_F_DUMP)? {
                 let Message::NewRoute(route) = answer else { continue };
                 let RouteHeader { destination_prefix_length, table, kind, .. } = route.header;
                 if destination_prefix_length != 0
@@ -192,7 +193,7 @@ impl Netlink {
     }
 
     fn get_link(&mut self, action: &str, query: LinkMessage) -> Result<LinkMessage, NetError> {
-        self.get(action, Message::GetLink(query))?
+        self.ask(action, Message::GetLink(query), NLM_F_ACK)?
             .into_iter()
             .find_map(|answer| match answer {
                 Message::NewLink(link) => Some(link),
@@ -206,13 +207,9 @@ fn device(link: LinkMessage) -> Device {
     let flags = link.header.flags;
     let mut device = Device {
         index: link.header.index,
-        name: String::new(),
         up: flags.contains(LinkFlags::Up),
         loopback: flags.contains(LinkFlags::Loopback),
-        kind: String::new(),
-        master: None,
-        below: None,
-        peer: None,
+        ..Device::default()
     };
     let (mut below, mut elsewhere) = (None, false);
     for attribute in link.attributes {

@@ -4,8 +4,8 @@
 use std::io;
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
-    NetlinkPayload, NlasIterator,
+    NLM_F_ACK, NLM_F_ACK_TLVS, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NlasIterator,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
@@ -51,26 +51,15 @@ impl Netlink {
         self.collect(action, |_| {})
     }
 
-    /// Sends a request for one object and returns the answer.
-    pub(crate) fn get(
+    /// Asks for one object (`NLM_F_ACK`), or for all of a kind (`NLM_F_DUMP`).
+    pub(crate) fn ask(
         &mut self,
         action: &str,
         message: RouteNetlinkMessage,
+        flags: u16,
     ) -> Result<Vec<RouteNetlinkMessage>, NetError> {
         let mut answers = Vec::new();
-        self.send(action, message, NLM_F_ACK)?;
-        self.collect(action, |answer| answers.push(answer))?;
-        Ok(answers)
-    }
-
-    /// Asks for all objects of a kind.
-    pub(crate) fn dump(
-        &mut self,
-        action: &str,
-        message: RouteNetlinkMessage,
-    ) -> Result<Vec<RouteNetlinkMessage>, NetError> {
-        let mut answers = Vec::new();
-        self.send(action, message, NLM_F_DUMP)?;
+        self.send(action, message, flags)?;
         self.collect(action, |answer| answers.push(answer))?;
         Ok(answers)
     }

@@ -15,8 +15,6 @@ pub struct TcpInfo {
     pub retransmitted_segments: u32,
     /// Data segments sent since the connection began, retransmissions included.
     pub data_segments_sent: u32,
-    /// Segments delivered that came back marked congestion-experienced.
-    pub delivered_ce_segments: u32,
     pub cwnd_segments: u32,
     /// The rate at which the connection paces itself; `u64::MAX` is no pacing.
     pub pacing_bytes_s: u64,
@@ -59,7 +57,6 @@ impl TcpInfo {
             },
             retransmitted_segments: u32_at(100),
             data_segments_sent: u32_at(156),
-            delivered_ce_segments: u32_at(196),
             cwnd_segments: u32_at(80),
             pacing_bytes_s: u64_at(104),
             max_pacing_bytes_s: u64_at(112),
@@ -79,7 +76,7 @@ mod tests {
     #[test]
     fn fields_are_read_at_their_offsets() {
         let mut raw = [0; TCP_INFO_BYTES];
-        for (at, value) in [(68, 1500u32), (100, 7), (148, 30), (156, 99), (196, 5), (80, 10)] {
+        for (at, value) in [(68, 1500u32), (100, 7), (148, 30), (156, 99), (80, 10)] {
             raw[at..at + 4].copy_from_slice(&value.to_ne_bytes());
         }
         raw[104..112].copy_from_slice(&u64::MAX.to_ne_bytes());
@@ -88,7 +85,7 @@ mod tests {
         assert_eq!(info.rtt, Duration::from_micros(1500));
         assert_eq!(info.rtt_min, Duration::from_micros(30));
         assert_eq!((info.retransmitted_segments, info.data_segments_sent), (7, 99));
-        assert_eq!((info.delivered_ce_segments, info.cwnd_segments), (5, 10));
+        assert_eq!(info.cwnd_segments, 10);
         assert_eq!((info.pacing_bytes_s, info.bytes_sent), (u64::MAX, 1 << 33));
     }
 }

@@ -11,7 +11,7 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::{
     RouteNetlinkMessage as Message,
     tc::{TcAttribute, TcFilterBpfOption, TcHandle, TcMessage, TcOption, TcStats2},
@@ -25,7 +25,7 @@ const TCA_OPTIONS: u16 = 2;
 const ETH_P_ALL: u16 = 0x0003;
 
 /// The name of a qdisc or class: `major:minor`, printed in hexadecimal as `tc` does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle {
     /// The qdisc.
     pub major: u16,
@@ -187,7 +187,7 @@ pub struct Filter {
 }
 
 /// The counters of a qdisc or class.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct QueueStats {
     /// Its kind, such as `htb`.
     pub kind: String,
@@ -265,7 +265,8 @@ impl Netlink {
     pub fn filters(&mut self, ifindex: u32, parent: Handle) -> Result<Vec<Filter>, NetError> {
         let place = Place { ifindex, parent, handle: Handle::UNSPEC };
         let action = format!("list the filters at {parent} of device {ifindex}");
-        let answers = self.dump(&action, Message::GetTrafficFilter(header_only(place)))?;
+        let answers =
+            self.ask(&action, Message::GetTrafficFilter(header_only(place)), NLM_F_DUMP)?;
         // A filter comes as two messages; only the one with a handle is the filter itself.
         let filters = answers.into_iter().filter_map(|answer| match answer {
             Message::NewTrafficFilter(m) if m.header.handle != TcHandle::UNSPEC => Some(filter(m)),
@@ -296,8 +297,8 @@ impl Netlink {
     /// Those of all devices, each with the index of its device.
     pub fn qdiscs(&mut self) -> Result<Vec<(u32, QueueStats)>, NetError> {
         let all = Place { ifindex: 0, parent: Handle::UNSPEC, handle: Handle::UNSPEC };
-        let answers =
-            self.dump("list the qdiscs", Message::GetQueueDiscipline(header_only(all)))?;
+        let query = Message::GetQueueDiscipline(header_only(all));
+        let answers = self.ask("list the qdiscs", query, NLM_F_DUMP)?;
         let qdiscs = answers.into_iter().filter_map(|answer| match answer {
             Message::NewQueueDiscipline(m) => Some((m.header.index as u32, stats(m))),
             _ => None,
@@ -309,14 +310,13 @@ impl Netlink {
     pub fn class_stats(&mut self, ifindex: u32) -> Result<Vec<QueueStats>, NetError> {
         let place = Place { ifindex, parent: Handle::UNSPEC, handle: Handle::UNSPEC };
         let action = format!("list the classes of device {ifindex}");
-        let answers = self.dump(&action, Message::GetTrafficClass(header_only(place)))?;
-        Ok(answers
-            .into_iter()
-            .filter_map(|answer| match answer {
-                Message::NewTrafficClass(m) => Some(stats(m)),
-                _ => None,
-            })
-            .collect())
+        let answers =
+            self.ask(&action, Message::GetTrafficClass(header_only(place)), NLM_F_DUMP)?;
+        let classes = answers.into_iter().filter_map(|answer| match answer {
+            Message::NewTrafficClass(m) => Some(stats(m)),
+            _ => None,
+        });
+        Ok(classes.collect())
     }
 }
 
@@ -360,15 +360,9 @@ fn filter(message: TcMessage) -> Filter {
 
 fn stats(message: TcMessage) -> QueueStats {
     let mut stats = QueueStats {
-        kind: String::new(),
         handle: message.header.handle.into(),
         parent: message.header.parent.into(),
-        sent_bytes: 0,
-        sent_packets: 0,
-        drops: 0,
-        overlimits: 0,
-        queued_packets: 0,
-        backlog_bytes: 0,
+        ..QueueStats::default()
     };
     for attribute in message.attributes {
         match attribute {
