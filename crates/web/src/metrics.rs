@@ -82,13 +82,6 @@ impl Metric {
     ) -> Metric {
         Metric { name, kind: Kind::Gauge, labels, help, read }
     }
-
-    /// As Prometheus stores it.
-    #[must_use]
-    pub fn full_name(&self) -> String {
-        let total = if self.kind == Kind::Counter { "_total" } else { "" };
-        format!("{PREFIX}_{}{total}", self.name)
-    }
 }
 
 const DIRECTION: &[&str] = &["limit", "direction"];

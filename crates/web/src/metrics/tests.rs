@@ -70,7 +70,9 @@ fn the_docs_list_every_metric() {
     for metric in all() {
         let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
         let kind = format!("{:?}", metric.kind).to_lowercase();
-        let (name, labels) = (metric.full_name(), labels.join(", "));
+        // As Prometheus stores it.
+        let total = if metric.kind == Kind::Counter { "_total" } else { "" };
+        let (name, labels) = (format!("{PREFIX}_{}{total}", metric.name), labels.join(", "));
         table += &format!("| `{name}` | {kind} | {labels} | {} |\n", metric.help);
     }
     if std::env::var("INSTA_UPDATE").is_ok_and(|update| update == "always") {
