@@ -19,6 +19,7 @@ use tidegate_host::{
     auto::Trees,
     plan::{Present, Wanted},
     pods::{Pods, pod_cgroup},
+    select,
     settings::{Patch, SettingsError},
     spec::{Follow, LimitSpec, Scheduled, Spec},
     tree::{Parents, are_strangers},
@@ -319,7 +320,7 @@ impl Builder<'_> {
             return self.waits(file, limit, reason);
         }
         if !limit.follow.each {
-            return self.add(file, limit, outermost(matches));
+            return self.add(file, limit, select::outermost(matches));
         }
         let names = names_of_each(&limit.name, &matches);
         for (name, found) in names.into_iter().zip(matches) {
@@ -494,23 +495,6 @@ fn set_options(limit: &mut LimitSpec) -> Result<(), SettingsError> {
     trees.add(&limit.name, false, limit.parent.as_deref());
     limit.options = limit.written().options(&trees, Kernel::WHOLE, None)?;
     Ok(())
-}
-
-/// Without the cgroups that lie below another one.
-fn outermost(mut matches: Vec<Match>) -> Vec<Match> {
-    matches.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));
-    let mut kept: Vec<Match> = Vec::new();
-    for found in matches {
-        let inside = |above: &Match| {
-            found.cgroup.strip_prefix(&above.cgroup).is_some_and(|rest| {
-                rest.is_empty() || rest.starts_with('/') || above.cgroup.is_empty()
-            })
-        };
-        if !kept.iter().any(inside) {
-            kept.push(found);
-        }
-    }
-    kept
 }
 
 /// A name for each match: `NAME-MATCH`. Letters that no name has become `_`, and long ones are cut. Where two

@@ -6,19 +6,25 @@ use tidegate_core::{Selector, SelectorKind};
 
 use crate::{
     tree::ancestors,
-    world::{SelectError, World},
+    world::{Match, SelectError, World},
 };
 
-/// The cgroups that a selector matches, but for those inside others of them: they are limited with these.
-/// Sorted. O(n x depth).
+/// The cgroups that a selector matches, but for those inside others of them. Sorted. O(n x depth).
 ///
 /// # Errors
 /// [`SelectError`].
 pub fn members(world: &World, selector: &Selector) -> Result<Vec<String>, SelectError> {
-    let found: BTreeSet<String> =
-        world.find(selector)?.into_iter().map(|found| found.cgroup).collect();
-    let is_inside = |path: &&String| ancestors(path).skip(1).any(|above| found.contains(above));
-    Ok(found.iter().filter(|path| !is_inside(path)).cloned().collect())
+    Ok(outermost(world.find(selector)?).into_iter().map(|found| found.cgroup).collect())
+}
+
+/// Matches but for those inside others: they are limited with these. Each cgroup once, sorted.
+#[must_use]
+pub fn outermost(mut matches: Vec<Match>) -> Vec<Match> {
+    matches.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));
+    matches.dedup_by(|a, b| a.cgroup == b.cgroup);
+    let found: BTreeSet<_> = matches.iter().map(|found| found.cgroup.clone()).collect();
+    matches.retain(|is| !ancestors(&is.cgroup).skip(1).any(|above| found.contains(above)));
+    matches
 }
 
 /// Whether the tree of cgroups alone says what a selector matches. Who else runs what is asked elsewhere.
