@@ -226,6 +226,15 @@ impl Action {
         }
     }
 
+    #[must_use]
+    pub fn scope(&self) -> &Scope {
+        match self {
+            Action::Remove { limit, .. } | Action::TakeOver { limit } => &limit.scope,
+            Action::Change { scope, .. } | Action::Members { scope, .. } => scope,
+            Action::Replace { to: limit, .. } | Action::Add { limit } => &limit.scope,
+        }
+    }
+
     /// `add`, `change`, `members`, `replace` or `remove`.
     #[must_use]
     pub fn verb(&self) -> &'static str {

@@ -565,40 +565,35 @@ struct ActionJson<'a> {
 
 impl<'a> From<&'a Action> for ActionJson<'a> {
     fn from(action: &'a Action) -> ActionJson<'a> {
-        let (scope, reason, limit) = match action {
-            Action::Remove { limit, reason } => (&limit.scope, Some(reason.to_string()), None),
-            Action::Change { scope, to, .. } => (scope, None, Some(to)),
-            Action::Members { scope, .. } => (scope, None, None),
-            Action::TakeOver { limit } => {
-                (&limit.scope, Some("made by another build".to_owned()), None)
-            }
-            Action::Replace { to: limit, .. } | Action::Add { limit } => {
-                (&limit.scope, None, Some(&limit.options))
-            }
-        };
-        let parent = match action {
-            Action::Remove { limit, .. } => limit.parent.as_deref(),
-            Action::Change { .. } | Action::Members { .. } | Action::TakeOver { .. } => None,
-            Action::Replace { to: limit, .. } | Action::Add { limit } => limit.parent.as_deref(),
-        };
         let none: &[String] = &[];
-        let (join, leave) = match action {
-            Action::Members { join, leave, .. } => (join.as_slice(), leave.as_slice()),
-            Action::Add { limit } | Action::Replace { to: limit, .. } => {
-                (limit.members.as_slice(), none)
-            }
-            Action::Remove { .. } | Action::Change { .. } | Action::TakeOver { .. } => (none, none),
-        };
-        ActionJson {
-            join,
-            leave,
-            parent,
+        let base = ActionJson {
             action: action.verb(),
             name: action.name(),
-            scope,
-            reason,
-            limit: limit.map(LimitJson::from),
+            scope: action.scope(),
+            parent: None,
+            reason: None,
+            limit: None,
             differences: action.differences(),
+            join: none,
+            leave: none,
+        };
+        match action {
+            Action::Remove { limit, reason } => ActionJson {
+                parent: limit.parent.as_deref(),
+                reason: Some(reason.to_string()),
+                ..base
+            },
+            Action::Change { to, .. } => ActionJson { limit: Some(to.into()), ..base },
+            Action::Members { join, leave, .. } => ActionJson { join, leave, ..base },
+            Action::TakeOver { .. } => {
+                ActionJson { reason: Some("made by another build".to_owned()), ..base }
+            }
+            Action::Replace { to: limit, .. } | Action::Add { limit } => ActionJson {
+                parent: limit.parent.as_deref(),
+                limit: Some((&limit.options).into()),
+                join: &limit.members,
+                ..base
+            },
         }
     }
 }
