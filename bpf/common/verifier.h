@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What spares the kernel's verifier work. It follows both sides of each branch with what it has
- * learnt there, and a limit is in force only when it is done. Without this, scheme `pace` takes
- * half as long again to load. Nothing here changes what a program does.
+ * Two helpers that spare the kernel's verifier work. The verifier follows both sides of each branch
+ * with all that it has learnt there, and a limit is in force only when the verifier is done.
+ * Without these helpers it takes half as long again for scheme `pace`. Neither changes what a
+ * program does.
  */
 #ifndef TG_VERIFIER_H
 #define TG_VERIFIER_H

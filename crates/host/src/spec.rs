@@ -109,7 +109,7 @@ pub struct SpecError {
 }
 
 impl SpecError {
-    /// What is wrong with the settings of a limit in a file.
+    /// An error in the settings of a limit of a file.
     pub(crate) fn of(file: &str, limit: &LimitSpec, error: SettingsError) -> SpecError {
         SpecError {
             file: file.to_owned(),

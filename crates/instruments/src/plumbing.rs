@@ -1,5 +1,5 @@
-//! What the networks of tests and the lab need of the kernel, and no limit does: bridges, routes, settings
-//! and counters of devices.
+//! Requests to the kernel that the networks of tests and the lab need, and no limit does: bridges, routes,
+//! settings and counters of devices.
 
 use std::{io, net::IpAddr, os::fd::AsRawFd};
 

@@ -25,7 +25,7 @@ pub struct Movers {
 }
 
 impl Movers {
-    /// Of the limits of all files.
+    /// Finds the movers among the limits of all files.
     pub fn of<'a>(limits: impl Iterator<Item = &'a LimitSpec>, world: &World) -> Movers {
         let mut movers = Movers::default();
         for limit in limits {

@@ -104,7 +104,7 @@ fn made_by(host: &Host, file: &Path, name: &str) -> Vec<String> {
     limits.map(|limit| limit.name).collect()
 }
 
-/// What the agent does about a change by hand of a limit that its files have.
+/// Says that the agent undoes a change by hand, if its files have the limit.
 fn reverted(host: &Host, run_dir: &Path, name: &str) -> String {
     let agent = AgentStatus::running(run_dir, &host.store().path());
     let kept = agent.as_ref().and_then(|agent| agent.limit(name));

@@ -1,4 +1,4 @@
-//! What is changed by hand beside the agent.
+//! Changes by hand beside an agent.
 
 use rustix::process::Signal;
 

@@ -56,7 +56,7 @@ fn fields_table() -> String {
     text
 }
 
-/// What scheme `auto` picks when, as a table of Markdown.
+/// The choices of scheme `auto`, as a table of Markdown.
 fn auto_table() -> String {
     let mut text = "| limit on | with | scheme |\n|:--|:--|:--|\n".to_owned();
     for (place, with, scheme) in CASES {
