@@ -119,10 +119,12 @@ fn root_group_drops_forwarded_packets_at_random() {
     });
     assert!(got <= passed + 20, "{got} received of {passed} that passed");
 
+    // A packet of the guest's own, such as a multicast report, may have been dropped since.
     limit.maps().leave_group(Egress).unwrap();
+    let left = limit.maps().measure(Egress).unwrap();
     routed.send((0..1000).map(|_| 9));
     let free = limit.maps().measure(Egress).unwrap();
-    assert_eq!(free.slowed, after.slowed);
+    assert_eq!(free.slowed, left.slowed);
     ok(&place, &routed.bed, "detach");
 }
 
