@@ -106,8 +106,10 @@ fn root_a_programs_own_choice_stands() {
     let _attached = attach_to_cgroup(cgroup.open().as_fd(), dctcp.name()).unwrap();
     let _server = iperf3_server(&net, &cgroup);
     let _client = iperf3_client(&net, &cgroup, " -C cubic");
-    let client = both_connections(&net.client);
-    assert!(client.iter().any(|c| has(c, "cubic")), "{client:?}");
+    // iperf3 makes its choice when the connection is there.
+    wait_for("the program's choice", || {
+        both_connections(&net.client).iter().any(|c| has(c, "cubic")).then_some(())
+    });
 }
 
 #[test]
