@@ -107,7 +107,7 @@ fn look(path: &Path, name: &str) -> Result<Found, PersistError> {
         read => read.map_err(|e| PersistError::Io(file.clone(), e))?,
     };
     // A byte order mark, which TOML allows; the places of values do not count it.
-    let text = text.strip_prefix('\u{feff}').map_or(text.clone(), str::to_owned);
+    let text = text.trim_start_matches('\u{feff}').to_owned();
     Ok(Found { text, file, line })
 }
 

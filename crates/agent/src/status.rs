@@ -81,14 +81,15 @@ impl AgentStatus {
     }
 
     /// Compares what it said last with the limits of its store, which others may have changed since.
-    fn compare(&mut self, limits: &[LimitStatus]) {
+    /// `names` are those that it has by now: the agent may have put one on after the limits were read.
+    fn compare(&mut self, limits: &[LimitStatus], names: &[String]) {
         if !self.running {
             return;
         }
         for limit in &mut self.report.limits {
             let is_there = limits.iter().any(|is| is.name == limit.name);
             match limit.state {
-                LimitState::InForce if !is_there => {
+                LimitState::InForce if !is_there && !names.contains(&limit.name) => {
                     let why = "something has taken it off; the agent puts it back";
                     (limit.state, limit.reason) = (LimitState::Refused, Some(why.to_owned()));
                 }
@@ -183,7 +184,7 @@ impl HostStatus {
         let store = host.store().path();
         let mut agent = AgentStatus::find(run_dir).filter(|agent| agent.is_of(&store));
         if let Some(agent) = &mut agent {
-            agent.compare(&limits);
+            agent.compare(&limits, &host.store().names().unwrap_or_default());
         }
         let keeps = agent.as_ref().filter(|agent| agent.running);
         // The agent has cgroups join that come after their limit.

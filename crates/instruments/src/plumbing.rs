@@ -98,8 +98,8 @@ pub fn add_route(netlink: &mut Netlink, route: &Route) -> Result<(), NetError> {
 
 /// Reads a device's 64-bit counters, since it was made.
 ///
-/// Those of bytes count a packet as the device saw it: the headers of a packet that is still to be segmented
-/// count once. The [wire meter](crate::wire_meter) measures what is on the wire.
+/// The counters of bytes count a packet as the device saw it: the headers of a packet that is still to be
+/// segmented count once. The [wire meter](crate::wire_meter) measures what is on the wire.
 pub fn link_stats(netlink: &mut Netlink, index: u32) -> Result<Stats64, NetError> {
     netlink.attribute(index, "64-bit counters", |attribute| match attribute {
         LinkAttribute::Stats64(stats) => Some(stats),

@@ -85,9 +85,9 @@ pub struct HtbClass {
     pub rate_bit_s: u64,
     /// What it may send when others leave bandwidth; none: its rate.
     pub ceil_bit_s: Option<u64>,
-    /// What it may send at once at its rate; none: as much as `tc` gives it.
+    /// The bytes that it may send at once at its rate; none: as much as `tc` gives it.
     pub burst_bytes: Option<u32>,
-    /// What it may send at once at its ceiling; none: as much as `tc` gives it.
+    /// The bytes that it may send at once at its ceiling; none: as much as `tc` gives it.
     pub cburst_bytes: Option<u32>,
     /// Who is offered spare bandwidth first; 0 is first, 7 is last.
     pub priority: u32,
