@@ -34,15 +34,13 @@ static inline __attribute__((always_inline)) int ep_is_over(const struct tg_queu
 
 /*
  * Begins to end the epoch when it has lasted long enough. Only one CPU does so; it gets 1, and the
- * length, the charge and the burst of the epoch. It must add the backlog, the round trip and the
- * sharers (ep_take_flows), and then call ep_next. `burst_bytes` is what a flow sends at once. The
- * charge is how far the finish time moved, less the idle time that it skipped. These are two words,
- * and a packet may have changed only one so far (vq_charge). It then counts in the next epoch, or
- * is taken back there.
+ * length and the charge of the epoch. It must add the rest (the sharers by ep_take_flows), and then
+ * call ep_next. The charge is how far the finish time moved, less the idle time that it skipped.
+ * These are two words, and a packet may have changed only one so far (vq_charge). It then counts in
+ * the next epoch, or is taken back there.
  */
-static inline __attribute__((always_inline)) int ep_end(const struct vq_conf *conf,
-							struct tg_queue *queue, __u64 now,
-							__u64 burst_bytes, struct fs_epoch *epoch)
+static inline __attribute__((always_inline)) int ep_end(struct tg_queue *queue, __u64 now,
+							struct fs_epoch *epoch)
 {
 	__u64 start = *(volatile __u64 *)&queue->epoch_start_ns;
 	__s64 charged;
@@ -57,7 +55,6 @@ static inline __attribute__((always_inline)) int ep_end(const struct vq_conf *co
 	}
 	queue->epoch_start_ns = now;
 	epoch->elapsed_ns = now - start;
-	epoch->burst_ns = vq_time_ns(burst_bytes, conf->cost);
 	base = *(volatile __u64 *)&queue->finish_ns - *(volatile __u64 *)&queue->skipped_ns;
 	charged = base - queue->epoch_base_ns;
 	epoch->charged_ns = charged > 0 ? charged : 0;

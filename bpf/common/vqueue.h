@@ -98,16 +98,13 @@ vq_decide(const struct vq_conf *conf, enum vq_zone zone, __s64 backlog_ns,
 	return large ? VQ_DROP_EARLY : VQ_PASS;
 }
 
-/* Upper bounds of a time, a cost of a byte, and a number of bytes here. */
+/* Upper bounds of a time and of a cost of a byte. */
 #define VQ_MAX_SCALED_NS (1ULL << 44)
 #define VQ_MAX_COST	 (1ULL << 46)
-#define VQ_MAX_BYTES	 (1ULL << 40)
 
-/* How long this many bytes take, in nanoseconds, rounded down. The products stay below 2^63. */
-static inline __attribute__((always_inline)) __u64 vq_time_ns(__u64 bytes, __u64 cost)
+/* How long this many bytes take, in nanoseconds, rounded down. No cost up to 2^56 overflows. */
+static inline __attribute__((always_inline)) __u64 vq_time_ns(__u32 bytes, __u64 cost)
 {
-	bytes = bytes < VQ_MAX_BYTES ? bytes : VQ_MAX_BYTES;
-	cost = cost < VQ_MAX_COST ? cost : VQ_MAX_COST;
 	return bytes * (cost >> VQ_COST_SHIFT) +
 	       (bytes * (cost & ((1 << VQ_COST_SHIFT) - 1)) >> VQ_COST_SHIFT);
 }

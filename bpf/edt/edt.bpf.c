@@ -111,10 +111,11 @@ static __always_inline void share(const struct vq_conf *conf, struct tg_edt_queu
 		}
 		ep_leave(queue);
 	}
+	if (!ep_end(queue, now, &ended))
+		return;
 	/* Two rounds of the largest packet show every flow. */
 	largest = fs_max(fs_min(edt->largest_bytes, VQ_MAX_PACKET_BYTES), 2 * EDT_FRAME_BYTES);
-	if (!ep_end(conf, queue, now, largest, &ended))
-		return;
+	ended.burst_ns = vq_time_ns(largest, conf->cost);
 	ended.backlog_ns = finish > ahead ? finish - ahead : 0;
 	ended.rtt_ns = 0;
 	ep_take_flows(queue, &ended.sharers);

@@ -219,10 +219,9 @@ static inline __attribute__((always_inline)) void ep_take_sharers(struct tg_nrm_
 	sharers->weight = weight;
 	sharers->reserved =
 	    fs_part(fs_greater(queue->reserved_bit_s, queue->reserved_before_bit_s), rate_bit_s);
+	/* Zero, for none, wraps: it is more than any weight. */
 	sharers->lightest =
-	    queue->lightest_before && (!queue->lightest || queue->lightest_before < queue->lightest)
-		? queue->lightest_before
-		: queue->lightest;
+	    (__u32)fs_lesser((__u32)(queue->lightest - 1), (__u32)(queue->lightest_before - 1)) + 1;
 	queue->weight_before = queue->weight;
 	queue->reserved_before_bit_s = queue->reserved_bit_s;
 	queue->lightest_before = queue->lightest;
@@ -232,15 +231,15 @@ static inline __attribute__((always_inline)) void ep_take_sharers(struct tg_nrm_
 }
 
 /* Ends the epoch when it has lasted long enough: returns 1 to one CPU (ep_end). */
-static inline __attribute__((always_inline)) int ep_turn(const struct vq_conf *conf,
-							 struct tg_nrm_queue *queue, __u64 now,
+static inline __attribute__((always_inline)) int ep_turn(struct tg_nrm_queue *queue, __u64 now,
 							 __u64 backlog_ns, __u64 rtt_ns,
-							 __u64 burst_bytes, __u64 rate_bit_s)
+							 __u64 burst_ns, __u64 rate_bit_s)
 {
 	struct fs_epoch epoch;
 
-	if (!ep_end(conf, &queue->common, now, burst_bytes, &epoch))
+	if (!ep_end(&queue->common, now, &epoch))
 		return 0;
+	epoch.burst_ns = burst_ns;
 	epoch.backlog_ns = backlog_ns;
 	epoch.rtt_ns = rtt_ns;
 	ep_take_sharers(queue, rate_bit_s, epoch.elapsed_ns, &epoch.sharers);

@@ -68,15 +68,16 @@ static __always_inline void count(struct tg_counters *c, enum tg_direction direc
  * The part of the verdict that needs the packet's headers and its socket. Judges a packet of
  * `bytes` at a backlog above the mark, and sets CE where it can.
  */
-static __always_inline enum vq_verdict signal_congestion(struct __sk_buff *skb,
-							 const struct vq_conf *conf,
-							 __s64 backlog_ns, __u32 bytes,
-							 __u32 direction)
+VF_ONCE int signal_congestion(struct __sk_buff *skb, const struct vq_conf *conf, __s64 backlog_ns,
+			      __u32 bytes, __u32 direction)
 {
 	struct vq_packet packet = {.wire_bytes = bytes, .in_flight = 1};
-	enum vq_zone zone = vq_zone(conf, backlog_ns);
 	struct tg_headers headers;
+	enum vq_zone zone;
 
+	if (!conf)
+		return VQ_PASS;
+	zone = vq_zone(conf, backlog_ns);
 	packet.local = direction == TG_EGRESS;
 	tg_parse(skb, &headers);
 	packet.tcp = headers.protocol == IPPROTO_TCP;
@@ -118,7 +119,7 @@ static __always_inline int is_paced(struct __sk_buff *skb)
 #define PACED_BURST_MOST_BYTES 65536
 
 /* What a flow sends at once: its part of TG_BURSTS_US of the limit. */
-static __always_inline __u64 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
+static __always_inline __u32 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
 {
 	__u64 bytes = rate_bit_s / (8 * 1000000 / TG_BURSTS_US) / (flows ? flows : 1);
 
@@ -192,39 +193,51 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 	return 0;
 }
 
-/* What a flow sends at once, paced or by its window. */
-static __always_inline __u64 burst_bytes(const struct vq_conf *conf,
-					 const struct tg_nrm_queue *queue, __u64 rate_bit_s,
-					 int windows)
+/* How long that takes which a flow sends at once, paced or by its window. */
+VF_ONCE __u64 burst_ns(const struct vq_conf *conf, const struct tg_nrm_queue *queue,
+		       __u64 rate_bit_s, int windows)
 {
-	/* The epoch that ends and the one before count alike, as in ep_take_sharers. */
-	__u32 flows = fs_max(queue->common.flows, queue->common.flows_before);
-	__u64 window_ns;
+	__u32 flows;
 
+	if (!conf || !queue)
+		return 0;
+	/* The epoch that ends and the one before count alike, as in ep_take_sharers. */
+	flows = fs_max(queue->common.flows, queue->common.flows_before);
 	if (!windows)
-		return paced_burst_bytes(rate_bit_s, flows);
-	window_ns = rw_burst_ns(fs_max(queue->rtt_ns, queue->wait_ns), flows);
-	return fs_max((window_ns << VQ_COST_SHIFT) / conf->cost, PACED_BURST_BYTES);
+		return vq_time_ns(paced_burst_bytes(rate_bit_s, flows), conf->cost);
+	return fs_max(rw_burst_ns(fs_max(queue->rtt_ns, queue->wait_ns), flows),
+		      vq_time_ns(PACED_BURST_BYTES, conf->cost));
 }
 
-/* Ends the epoch, if no other CPU has. The queue has been charged `cost_ns` for the packet. */
-__noinline int end_epoch(const struct vq_conf *conf, struct tg_nrm_queue *queue,
-			 const struct arrival *packet, __u64 cost_ns, __u64 rate_bit_s)
+/*
+ * The backlog of the epoch that ends: without this packet, which was charged `cost_ns`, and above
+ * what bursts that meet explain.
+ */
+VF_ONCE __u64 standing_backlog_ns(const struct vq_conf *conf, const struct tg_nrm_queue *queue,
+				  const struct arrival *packet, __u64 cost_ns)
 {
 	__u64 standing;
 	__s64 backlog;
 
-	if (!conf || !queue || !packet || !conf->cost)
+	if (!conf || !queue || !packet)
 		return 0;
 	standing = packet->windows ? conf->mark_ns
 				   : up_standing_ns(conf, TG_BURSTS_US * 1000, queue->rtt_ns);
 	/* The flows cannot drain the backlog of a flood. */
 	if (queue->flooded)
 		standing = fs_max(standing, conf->drop_ns);
-	/* Without this packet, and above what bursts that meet explain. */
 	backlog = queue->common.finish_ns - packet->now - cost_ns - standing;
-	if (!ep_turn(conf, queue, packet->now, backlog > 0 ? backlog : 0, queue->rtt_ns,
-		     burst_bytes(conf, queue, rate_bit_s, packet->windows), rate_bit_s))
+	return backlog > 0 ? backlog : 0;
+}
+
+/* Ends the epoch, if no other CPU has. The queue has been charged `cost_ns` for the packet. */
+__noinline int end_epoch(const struct vq_conf *conf, struct tg_nrm_queue *queue,
+			 const struct arrival *packet, __u64 cost_ns, __u64 rate_bit_s)
+{
+	if (!conf || !queue || !packet)
+		return 0;
+	if (!ep_turn(queue, packet->now, standing_backlog_ns(conf, queue, packet, cost_ns),
+		     queue->rtt_ns, burst_ns(conf, queue, rate_bit_s, packet->windows), rate_bit_s))
 		return 0;
 	queue->newcomers = 0;
 	queue->flooded = 0;
@@ -359,14 +372,17 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_nrm_queue *qu
  * more room than the others, which pay for it: a connection that waits for a reply of some packets
  * would wait for TCP's timer if it lost them.
  */
-static __always_inline __u64 depth_ns(struct __sk_buff *skb, const struct arrival *packet,
-				      const struct vq_conf *conf, const struct tg_nrm_queue *queue)
+VF_ONCE __u64 depth_ns(struct __sk_buff *skb, const struct arrival *packet,
+		       const struct vq_conf *conf, const struct tg_nrm_queue *queue)
 {
-	/* Behind windows the backlog is judged without the round trip. */
-	__u64 rtt_ns = packet->windows ? 0 : queue->rtt_ns;
-	__u64 depth = up_depth_ns(conf, queue->aside_before || queue->flooded, rtt_ns);
+	__u64 rtt_ns, depth;
 	int little = 0;
 
+	if (!packet || !conf || !queue)
+		return 0;
+	/* Behind windows the backlog is judged without the round trip. */
+	rtt_ns = packet->windows ? 0 : queue->rtt_ns;
+	depth = up_depth_ns(conf, queue->aside_before || queue->flooded, rtt_ns);
 	if (packet->admitted)
 		little = TAKES_FIRST;
 	else if (packet->paced)

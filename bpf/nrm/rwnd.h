@@ -11,6 +11,7 @@
 #define TG_RWND_H
 
 #include "common/fair_share.h"
+#include "common/verifier.h"
 
 #define RW_SECOND_NS 1000000000ULL
 /* The longest round trip that the virtual queue makes room for. */
@@ -96,14 +97,20 @@ static inline __attribute__((always_inline)) __u64 rw_owes(const struct rw_flow 
 }
 
 /* The window of the ACK that is being built, in bytes. */
-static inline __attribute__((always_inline)) __u32
-rw_window(struct rw_flow *flow, const struct rw_path *path, __u64 now_ns)
+VF_ONCE __u32 rw_window(struct rw_flow *flow, const struct rw_path *path, __u64 now_ns)
 {
-	__s64 most = rw_most(path), least = fs_lesser(RW_LEAST_SEGMENTS * (__u64)path->mss, most);
-	__u64 elapsed = now_ns > flow->last_ns ? now_ns - flow->last_ns : 0;
-	__u32 received = path->rcv_nxt - flow->rcv_nxt;
-	__u64 paid = rw_bytes(flow->byte_s, elapsed), debt = flow->debt_bytes;
+	__u64 elapsed, paid, debt;
+	__s64 most, least;
+	__u32 received;
 
+	if (!flow || !path)
+		return 0;
+	most = rw_most(path);
+	least = fs_lesser(RW_LEAST_SEGMENTS * (__u64)path->mss, most);
+	elapsed = now_ns > flow->last_ns ? now_ns - flow->last_ns : 0;
+	received = path->rcv_nxt - flow->rcv_nxt;
+	paid = rw_bytes(flow->byte_s, elapsed);
+	debt = flow->debt_bytes;
 	debt = debt > paid ? debt - paid : 0;
 	if (flow->last_ns) {
 		flow->credit += rw_bytes(path->byte_s, elapsed);

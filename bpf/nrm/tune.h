@@ -68,9 +68,9 @@ static __always_inline int is_exempt_remote(struct bpf_sock_ops *ops)
 }
 
 /* The same, or the connection stays within this host and such traffic is exempt. */
-static __always_inline int is_exempt(struct bpf_sock_ops *ops, const struct tg_limit *l)
+VF_ONCE int is_exempt(struct bpf_sock_ops *ops, const struct tg_limit *l)
 {
-	if (is_exempt_remote(ops))
+	if (!l || is_exempt_remote(ops))
 		return 1;
 	if (l->flags & TG_FLAG_LOOPBACK)
 		return 0;
@@ -386,16 +386,14 @@ static __always_inline void set_first_timers(struct bpf_sock_ops *ops, const str
 	struct bpf_sock *sk = ops->sk;
 	struct tcp_sock *tp;
 
-	if (ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB) {
-		if (!is_exempt(ops, l))
-			tg_set_timers(ops, l);
+	if (!sk || (ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB && is_exempt(ops, l)))
 		return;
-	}
 	/* Entries in the limit's map are given back, also by another version of Tidegate. */
-	if (!sk || !bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE))
+	if (ops->op == BPF_SOCK_OPS_TCP_LISTEN_CB &&
+	    !bpf_sk_storage_get(&sockets_of_limit, sk, 0, BPF_SK_STORAGE_GET_F_CREATE))
 		return;
 	tg_set_timers(ops, l);
-	tp = bpf_skc_to_tcp_sock(sk);
+	tp = ops->op == BPF_SOCK_OPS_TCP_LISTEN_CB ? bpf_skc_to_tcp_sock(sk) : 0;
 	if (tp && l->flags & TG_FLAG_PACE_FAIR)
 		tg_set_answers(ops, tp);
 }

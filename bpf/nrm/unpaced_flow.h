@@ -85,7 +85,7 @@ static inline __attribute__((always_inline)) __u32 uf_find(struct uf_set *set, _
 /* How long a packet takes at a share of the limit, where a byte costs `cost`. */
 static inline __attribute__((always_inline)) __u64 uf_time_ns(__u32 bytes, __u64 cost, __u64 share)
 {
-	__u64 time = vq_time_ns(bytes < VQ_MAX_PACKET_BYTES ? bytes : VQ_MAX_PACKET_BYTES, cost);
+	__u64 time = vq_time_ns(bytes, cost);
 
 	time = fs_min(time, UF_MOST_NS) * FS_ONE / fs_max(fs_min(share, FS_ONE), 1);
 	return fs_min(time, UF_MOST_NS);
@@ -109,6 +109,14 @@ static inline __attribute__((always_inline)) int uf_earns(struct uf_flow *cell, 
 		return 1;
 	__sync_fetch_and_add(&cell->finish_ns, time);
 	return 1;
+}
+
+/* Counts a packet of a flow. */
+VF_ONCE int uf_use(struct tg_nrm_queue *queue, struct uf_flow *cell, __u32 bytes, __u64 cost)
+{
+	if (queue && cell)
+		ep_use(queue, &cell->sent, &cell->seen, bytes, cost, 0);
+	return 0;
 }
 
 /*
@@ -141,7 +149,7 @@ uf_within(struct tg_nrm_queue *queue, struct uf_flow *cell, __u64 now, __u32 byt
 	}
 	ahead = *(volatile __u64 *)&cell->finish_ns - now;
 	if (!ep_stays(queue, cell->until))
-		ep_use(queue, &cell->sent, &cell->seen, bytes, cost, 0);
+		uf_use(queue, cell, bytes, cost);
 	if (ahead > 0)
 		ep_stay(queue, &cell->until, ahead);
 	return 1;

@@ -119,18 +119,17 @@ pub fn cost_of_byte(rate: Rate) -> u64 {
     u64::try_from((one_second + bit_s / 2) / bit_s).unwrap_or(u64::MAX)
 }
 
-/// Upper bounds of a time for [`scaled`], of a cost of a byte, and of a count of bytes for [`time_of`].
-const MAX_SCALED: Nanos = Nanos(1 << 44);
-const MAX_COST: u64 = 1 << 46;
-const MAX_BYTES: u64 = 1 << 40;
-
-/// How long `bytes` take when each costs `cost` 2^-24 ns, rounded down. More than 2^40 bytes count as 2^40,
-/// and a cost above 2^46 as that: nothing wraps.
+/// How long `bytes` take when each costs `cost` 2^-24 ns, rounded down. The kernel's header is exact for bytes
+/// of 32 bits and each cost up to 2^56, which is that of 2 bit/s.
 #[must_use]
 pub fn time_of(bytes: u64, cost: u64) -> Nanos {
-    let product = u128::from(bytes.min(MAX_BYTES)) * u128::from(cost.min(MAX_COST));
-    Nanos((product >> COST_SHIFT) as u64)
+    let time = (u128::from(bytes) * u128::from(cost)) >> COST_SHIFT;
+    Nanos(u64::try_from(time).unwrap_or(u64::MAX))
 }
+
+/// Upper bounds of a time and of a cost of a byte for [`scaled`].
+const MAX_SCALED: Nanos = Nanos(1 << 44);
+const MAX_COST: u64 = 1 << 46;
 
 /// The time of the same bytes when one costs `to` and no longer `from`, to 2^-16 of the ratio.
 #[must_use]

@@ -30,7 +30,7 @@ void native_ep_charge(const struct vq_conf *conf, struct tg_nrm_queue *queue, __
 int native_ep_turn(const struct vq_conf *conf, struct tg_nrm_queue *queue, __u64 now_ns,
 		   __u64 rate_bit_s)
 {
-	return ep_turn(conf, queue, now_ns, 0, 0, 1, rate_bit_s);
+	return ep_turn(queue, now_ns, 0, 0, vq_time_ns(1, conf->cost), rate_bit_s);
 }
 
 void native_ep_follow_rate(const struct vq_conf *conf, struct tg_nrm_queue *queue, __u64 now_ns)

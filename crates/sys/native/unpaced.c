@@ -3,7 +3,7 @@
 #include "nrm/unpaced.h"
 #include "nrm/unpaced_flow.h"
 
-__u64 native_vq_time_ns(__u64 bytes, __u64 cost)
+__u64 native_vq_time_ns(__u32 bytes, __u64 cost)
 {
 	return vq_time_ns(bytes, cost);
 }
@@ -103,8 +103,8 @@ int native_up_packet(const struct vq_conf *conf, struct tg_nrm_queue *queue, str
 	if (queue->flooded)
 		standing = fs_max(standing, conf->drop_ns);
 	backlog = queue->common.finish_ns - p->now_ns - cost_ns - standing;
-	if (ep_turn(conf, queue, p->now_ns, backlog > 0 ? backlog : 0, RTT_NS, p->burst_bytes,
-		    p->rate_bit_s))
+	if (ep_turn(queue, p->now_ns, backlog > 0 ? backlog : 0, RTT_NS,
+		    vq_time_ns(p->burst_bytes, conf->cost), p->rate_bit_s))
 		queue->flooded = queue->strangers_ns = 0;
 	return 1;
 }

@@ -24,7 +24,7 @@
 use crate::{
     fair_share::{KNOWN_EPOCHS, ONE},
     units::Nanos,
-    virtual_queue::{MAX_PACKET_BYTES, time_of},
+    virtual_queue::time_of,
 };
 
 use super::Sent;
@@ -56,7 +56,7 @@ pub struct Flow {
 /// How long a packet takes at `share` of the limit, in 2^-24, where a byte costs `cost` 2^-24 ns.
 #[must_use]
 pub fn time_at(bytes: u32, cost: u64, share: u64) -> Nanos {
-    let time = time_of(bytes.min(MAX_PACKET_BYTES).into(), cost).min(MOST).0;
+    let time = time_of(bytes.into(), cost).min(MOST).0;
     Nanos(time * ONE / share.clamp(1, ONE)).min(MOST)
 }
 
