@@ -4,7 +4,13 @@
 //! answer only the few members that are needed are read, so states and fields that one engine adds are no
 //! error. It has no capability, the user of its socket, and ends with its parent.
 
-use std::{collections::BTreeMap, convert::Infallible, io, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    io,
+    path::Path,
+    time::Duration,
+};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Empty, Limited};
@@ -25,6 +31,10 @@ const ANSWER_MAX: usize = LINE_MAX / 2;
 const EVENT_MAX: usize = 1 << 20;
 /// How long an engine may take for the list.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// What follows an event within this is asked for together with it.
+const GATHER: Duration = Duration::from_millis(1);
+/// Containers that are asked for at once at most.
+const ASKED_MAX: usize = 64;
 /// Containers that have only been made are listed too: their names are known before they run.
 const LIST: &str = "/containers/json?all=true";
 const EVENTS: &str = "/events?filters=%7B%22type%22%3A%5B%22container%22%5D%7D";
@@ -101,37 +111,53 @@ async fn ask(socket: &Path) -> Result<Infallible, Failure> {
     say(&Line::Listed(list(socket, LIST).await?))?;
     let mut part = BytesMut::new();
     loop {
-        let frame = events.body_mut().frame().await.ok_or(Failure::Closed)??;
-        let Ok(data) = frame.into_data() else { continue };
-        part.extend_from_slice(&data);
-        if part.len() > EVENT_MAX {
-            return Err(Failure::TooLong);
-        }
-        // Objects follow each other, with or without lines between.
-        let mut stream = serde_json::Deserializer::from_slice(&part).into_iter::<Happened>();
-        let mut all = Vec::new();
-        for event in stream.by_ref() {
-            match event {
-                Ok(event) => all.push(event),
-                Err(e) if e.is_eof() => break,
-                Err(e) => return Err(e.into()),
+        // With many containers an engine takes long to answer, and each tells several events when it starts.
+        let mut changed = BTreeSet::new();
+        let mut frame = Some(events.body_mut().frame().await);
+        while let Some(next) = frame {
+            if let Ok(data) = next.ok_or(Failure::Closed)??.into_data() {
+                take(&mut part, &data, &mut changed)?;
             }
+            let more = time::timeout(GATHER, events.body_mut().frame());
+            frame = if changed.len() < ASKED_MAX { more.await.ok() } else { None };
         }
-        let read = stream.byte_offset();
-        let _ = part.split_to(read);
-        for Happened { action, status, actor, id } in all {
-            let action = if action.is_empty() { status } else { action };
-            let id = if actor.id.is_empty() { id } else { actor.id };
-            if ENDS.contains(&action.as_str()) {
-                say(&Line::<Container>::Gone(id))?;
-            } else if CHANGES.contains(&action.as_str()) && is_id(&id) {
-                let path = format!("{LIST}&filters=%7B%22id%22%3A%5B%22{id}%22%5D%7D");
-                for (id, container) in list(socket, &path).await? {
-                    say(&Line::Changed(id, container))?;
-                }
+        let mut changed = changed.into_iter().map(|id| format!("%22{id}%22")).peekable();
+        while changed.peek().is_some() {
+            let ids: Vec<_> = changed.by_ref().take(ASKED_MAX).collect();
+            let path = format!("{LIST}&filters=%7B%22id%22%3A%5B{}%5D%7D", ids.join("%2C"));
+            for (id, container) in list(socket, &path).await? {
+                say(&Line::Changed(id, container))?;
             }
         }
     }
+}
+
+/// Takes the events that are whole, tells which containers are gone, and adds those to ask for.
+fn take(part: &mut BytesMut, data: &[u8], changed: &mut BTreeSet<String>) -> Result<(), Failure> {
+    part.extend_from_slice(data);
+    if part.len() > EVENT_MAX {
+        return Err(Failure::TooLong);
+    }
+    // Objects follow each other, with or without lines between.
+    let mut stream = serde_json::Deserializer::from_slice(part).into_iter::<Happened>();
+    for event in stream.by_ref() {
+        let Happened { action, status, actor, id } = match event {
+            Ok(event) => event,
+            Err(e) if e.is_eof() => break,
+            Err(e) => return Err(e.into()),
+        };
+        let action = if action.is_empty() { status } else { action };
+        let id = if actor.id.is_empty() { id } else { actor.id };
+        if ENDS.contains(&action.as_str()) {
+            changed.remove(&id);
+            say(&Line::<Container>::Gone(id))?;
+        } else if CHANGES.contains(&action.as_str()) && is_id(&id) {
+            changed.insert(id);
+        }
+    }
+    let read = stream.byte_offset();
+    let _ = part.split_to(read);
+    Ok(())
 }
 
 fn is_id(id: &str) -> bool {

@@ -1,6 +1,7 @@
 //! Containers, told by an engine that is made up: an API server on a Unix socket.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{BufRead, BufReader, Write},
     os::unix::{
@@ -14,6 +15,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use rustix::process::Signal;
@@ -30,6 +32,10 @@ use crate::{
 struct Known {
     containers: Vec<Value>,
     listeners: Vec<UnixStream>,
+    /// How often it was asked for containers.
+    asked: usize,
+    /// It does not answer.
+    is_busy: bool,
 }
 
 /// An engine. Its threads end with its socket's connections.
@@ -38,6 +44,9 @@ pub(super) struct Engine {
     known: Arc<Mutex<Known>>,
     over: Arc<AtomicBool>,
 }
+
+/// Until an engine that is busy answers.
+const BUSY: Duration = Duration::from_millis(5);
 
 impl Engine {
     pub(super) fn start(socket: PathBuf) -> Engine {
@@ -101,16 +110,22 @@ impl Known {
     }
 }
 
-fn serve(mut stream: UnixStream, known: &Mutex<Known>) {
+fn serve(mut stream: UnixStream, shared: &Mutex<Known>) {
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
     let Some(request) = lines.next() else { return };
     let _ = lines.take_while(|line| !line.is_empty()).count();
     let path = request.split(' ').nth(1).unwrap().to_owned();
-    let mut known = known.lock().unwrap();
+    let mut known = shared.lock().unwrap();
     if path.starts_with("/events") {
         stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").unwrap();
         known.listeners.push(stream);
         return;
+    }
+    known.asked += 1;
+    while known.is_busy {
+        drop(known);
+        thread::sleep(BUSY);
+        known = shared.lock().unwrap();
     }
     let asked = |container: &&Value| {
         !path.contains("filters") || path.contains(container["Id"].as_str().unwrap())
@@ -155,6 +170,20 @@ fn agent_child_tells_the_containers_of_an_engine() {
     assert_eq!(line()["changed"][1]["name"], "db");
     engine.remove(&id('a'));
     assert_eq!(line()["gone"], id('a'));
+    // Many come while it is busy: they are asked for together.
+    engine.known.lock().unwrap().is_busy = true;
+    let before = engine.known.lock().unwrap().asked;
+    engine.add(&id('c'), "first", &json!({}));
+    wait_for("the request", || (engine.known.lock().unwrap().asked > before).then_some(()));
+    let all: BTreeSet<_> = (0..100).map(|n| format!("{n:064}")).collect();
+    all.iter().for_each(|id| engine.add(id, "one of many", &json!({})));
+    engine.known.lock().unwrap().is_busy = false;
+    assert_eq!(line()["changed"][0], id('c'));
+    let told: BTreeSet<_> =
+        all.iter().map(|_| line()["changed"][0].as_str().unwrap().to_owned()).collect();
+    assert_eq!(told, all);
+    let asked = engine.known.lock().unwrap().asked - before;
+    assert!(asked < 10, "asked {asked} times for 101 containers");
     drop(parent);
     assert_eq!(child.exit_code(), 0);
 }
