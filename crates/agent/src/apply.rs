@@ -88,7 +88,7 @@ fn within(
         managed.contains(name) && goal.is_over(name, &mut on)
     };
     let prune = |name: &str| goal.off.contains(name) || is_over(name);
-    let mut plan = planned(&present, wanted, &waits, goal, prune, &mut applied);
+    let mut plan = planned(present.clone(), wanted, &waits, goal, prune, &mut applied);
     rates::begin_alone(&spec, &mut plan);
     if !plan.actions.is_empty() {
         host.reserve_journal()?;
@@ -132,7 +132,7 @@ fn named(files: &Files, goal: &Goal) -> Vec<LimitSpec> {
 
 /// A plan without the limits that have no place in one.
 fn planned(
-    present: &[Present],
+    mut present: Vec<Present>,
     mut wanted: Vec<Wanted>,
     waits: &[Waits],
     goal: &Goal,
@@ -152,18 +152,30 @@ fn planned(
         waits.extend(kept.map(|name| aside(&nowhere, name)));
         // Inside one that was refused just now.
         absent::with_parents(&mut wanted, &mut waits);
-        let is = absent::set_aside(present, &wanted, &waits);
+        let mut is = absent::set_aside(&present, &wanted, &waits);
+        // The limit around it may wait: it goes all the same.
+        let aside = |limit: &&Present| is.iter().all(|other| other.name != limit.name);
+        let goes: Vec<_> =
+            present.iter().filter(aside).filter(|limit| prune(&limit.name)).cloned().collect();
+        is.extend(goes);
         let error = match plan_pruning(&is, &wanted, &prune) {
             Ok(plan) => return plan,
             Err(error) => error,
         };
-        let before = wanted.len();
-        wanted.retain(|limit| limit.name != error.limit());
-        if wanted.len() == before {
-            applied.problems.push(error.to_string());
+        if let Some(at) = wanted.iter().position(|limit| limit.name == error.limit()) {
+            let refused = wanted.remove(at).name;
+            applied.refused.insert(refused, error.to_string());
+            continue;
+        }
+        applied.problems.push(error.to_string());
+        let before = present.len();
+        // One that is in no file and has no place any more keeps no other away.
+        present.retain(|limit| limit.name != error.limit());
+        if present.len() == before {
+            let refused = wanted.iter().map(|limit| (limit.name.clone(), error.to_string()));
+            applied.refused.extend(refused);
             return Plan::default();
         }
-        applied.refused.insert(error.limit().to_owned(), error.to_string());
     }
 }
 

@@ -532,6 +532,35 @@ fn root_agent_holds_replicas_together_while_the_api_server_is_away() {
     place.ok(&["detach"]);
 }
 
+/// The limit around it waits from then on.
+#[test]
+fn root_agent_takes_off_the_limit_of_the_last_pod_of_another_limit() {
+    need_root!();
+    let place = Place::new();
+    let slice = Slice::new(&place);
+    let mut bed = Bed::new(&place, &slice.group);
+    let server = Server::start("127.0.0.1:0", &[]);
+    bed.reach(&server);
+    let jobs = limit("jobs", "pod = { labels = \"app=api\" }", "egress = \"9mbit\"");
+    bed.write("a.toml", &("annotations = true\n".to_owned() + &jobs));
+    let _agent = bed.start();
+    bed.wait_cluster("connected");
+    for (digit, name) in [('a', "job-0"), ('b', "job-1")] {
+        let name_of_limit = format!("pod-prod_{name}");
+        let [cgroup, container] = of_systemd(&slice, digit);
+        server.set(&pod(digit, name, &json!({ EGRESS: "1M" })));
+        bed.wait_said(&name_of_limit, "in_force");
+        wait_for("its rate", || (bed.rate(&name_of_limit) == Some(1_000_000)).then_some(()));
+        server.remove(&uid(digit));
+        slice.remove(&container);
+        slice.remove(&cgroup);
+        bed.wait_said("jobs", "waiting");
+        wait_for("the end of the limit", || bed.rate(&name_of_limit).is_none().then_some(()));
+        wait_for("a status without an alarm", || (bed.check() == Some(0)).then_some(()));
+    }
+    place.ok(&["detach"]);
+}
+
 #[test]
 fn root_plan_by_hand_says_who_knows_pods() {
     need_root!();
