@@ -96,3 +96,33 @@ fn root_limits_of_each_match_and_of_the_agent_by_hand() {
     drop(agent);
     place.ok(&["detach"]);
 }
+
+/// The child lies in what its parent was on, and is in no file.
+#[test]
+fn root_agent_goes_on_beside_a_limit_by_hand_that_has_no_place() {
+    need_root!();
+    let place = Place::new();
+    let slice = Slice::new(&place);
+    let bed = Bed::new(&place, &slice.group);
+    let (one, other) = (slice.make("w-1"), slice.make("other"));
+    let inside = place.hierarchy.create(&one, "inside").unwrap();
+    let pattern = format!("cgroup = \"{}/w-*\"", slice.group.path());
+    let outer = limit("outer", &pattern, "egress = \"20mbit\"");
+    bed.write("a.toml", &outer);
+    let _agent = bed.start();
+    bed.wait_said("outer", "in_force");
+    let args = ["limit", "add", "inner", "--parent", "outer", "--egress", "1mbit", "--cgroup"];
+    let added = bed.tidegate().args(args).arg(inside.path()).output().unwrap();
+    assert!(added.status.success(), "{added:?}");
+    slice.remove(&inside);
+    slice.remove(&one);
+    bed.wait_said("outer", "waiting");
+    let scope = format!("cgroup = \"{}\"", other.path());
+    bed.write("a.toml", &(outer + &limit("other", &scope, "egress = \"9mbit\"")));
+    let two = slice.make("w-2");
+    whole(&other);
+    whole(&two);
+    bed.wait_said("outer", "in_force");
+    bed.wait_said("other", "in_force");
+    place.ok(&["detach"]);
+}
