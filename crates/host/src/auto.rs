@@ -12,7 +12,7 @@ use tidegate_sys::limit::LimitOptions;
 
 use crate::{
     plan::Present,
-    settings::{Patch, SchemeSetting, SettingsError, fields::FIELDS, inside_another},
+    settings::{Patch, SchemeSetting, SettingsError, fields::FIELDS, inside_another, who},
 };
 
 /// Which limits are inside which, by name.
@@ -106,7 +106,15 @@ impl Written<'_> {
             return with(&base);
         }
         let given = FIELDS.iter().filter(|field| field.is_asked(self.patch));
-        let given: Vec<_> = given.map(|field| field.key.name).collect();
+        let mut given: Vec<_> = given.map(|field| field.key.name).collect();
+        // Who is limited does not change with the scheme.
+        let (exempt, matched) = (self.patch.exempt, self.patch.matched);
+        let base_now = LimitOptions {
+            exempt: exempt.unwrap_or(base.exempt),
+            matched: matched.unwrap_or(base.matched),
+            ..base
+        };
+        given.extend(who(&base_now));
         let request = Request {
             scope: self.scope,
             has_parent: self.parent.is_some(),

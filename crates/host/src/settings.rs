@@ -275,6 +275,12 @@ pub fn is_parents(options: &LimitOptions, rate: Rate) -> bool {
     options.class.is_some() && rate.bit_s() == NO_CEILING_BIT_S
 }
 
+/// The fields that say whom a limit limits, if they are set.
+pub(crate) fn who(limit: &LimitOptions) -> impl Iterator<Item = &'static str> {
+    let set = [("exempt", !limit.exempt.is_empty()), ("match", !limit.matched.is_empty())];
+    set.into_iter().filter(|(_, is_set)| *is_set).map(|(field, _)| field)
+}
+
 impl Patch {
     /// Nothing was written.
     #[must_use]
@@ -325,13 +331,11 @@ impl Patch {
             exempt: self.exempt.unwrap_or(base.exempt),
             matched: self.matched.unwrap_or(base.matched),
         };
-        let limit = LimitOptions {
-            matched: if scheme.info().has("match") { limit.matched } else { Prefixes::default() },
-            ..limit
-        };
-        // Whoever was exempt would not be any more.
-        if !limit.exempt.is_empty() && !scheme.info().has("exempt") {
-            return refuse("exempt", SettingsProblem::NotOfScheme { scheme, field: "exempt" });
+        // Others than before would be limited.
+        for field in who(&limit) {
+            if !scheme.info().has(field) {
+                return refuse(field, SettingsProblem::NotOfScheme { scheme, field });
+            }
         }
         police::check(&limit.police, limit.egress.as_ref())?;
         police::check(&limit.police, limit.ingress.as_ref())?;
@@ -537,16 +541,18 @@ pub struct Difference {
 /// In what two limits differ; empty when the same was asked.
 #[must_use]
 pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
-    let (from, to) = (shown(from, to.scheme), shown(to, to.scheme));
+    let schemes = [from.scheme, to.scheme];
+    let (from, to) = (shown(from, schemes), shown(to, schemes));
     let pairs = from.into_iter().zip(to).filter(|((_, from), (_, to))| from != to);
     pairs.map(|((field, from), (_, to))| Difference { field, from, to }).collect()
 }
 
-/// The settings that limits of a scheme have, in words of the command line.
-fn shown(of: &LimitOptions, scheme: Scheme) -> Vec<(String, String)> {
+/// The settings that limits of one of the schemes have, in words of the command line.
+fn shown(of: &LimitOptions, schemes: [Scheme; 2]) -> Vec<(String, String)> {
     let chosen = of.chosen.map_or_else(|| "by name".to_owned(), |why| format!("auto, {why}"));
     let mut shown = vec![("scheme chosen".to_owned(), chosen)];
-    for field in FIELDS.iter().filter(|field| scheme.info().has(field.key.name)) {
+    let is_of_one = |field: &&Field| schemes.iter().any(|s| s.info().has(field.key.name));
+    for field in FIELDS.iter().filter(is_of_one) {
         let name = field.key.name;
         match field.show {
             Show::No => {}
@@ -588,7 +594,10 @@ pub fn given(
 
 #[cfg(test)]
 mod tests {
+    use tidegate_core::choice::Kernel;
+
     use super::*;
+    use crate::auto::{Trees, Written};
 
     fn cgroup() -> Scope {
         Scope::Cgroup(String::new())
@@ -641,5 +650,27 @@ mod tests {
             .collect();
         assert_eq!(shown, ["egress 50mbit -> 9mbit", "egress burst default -> 3ms"]);
         assert!(differences(&on(a), &on(a)).is_empty());
+    }
+
+    #[test]
+    fn another_scheme_limits_the_same_and_says_what_goes() {
+        let scope = Scope::Dev("eth0".to_owned());
+        let police = Patch {
+            egress: rate("50mbit"),
+            scheme: Some(SchemeSetting::Named(Scheme::Police)),
+            ..Patch::default()
+        };
+        let on = |patch: Patch| patch.on(&LimitOptions::default(), &scope).unwrap();
+        let matched = on(Patch { matched: "10.0.0.2".parse().ok(), ..police });
+        let tbf = Patch { scheme: Some(SchemeSetting::Named(Scheme::Tbf)), ..Patch::default() };
+        assert_eq!(tbf.on(&matched, &scope).unwrap_err().field, "match");
+        let auto = Patch { scheme: Some(SchemeSetting::Auto), ..Patch::default() };
+        let written = Written { name: "a", scope: &scope, parent: None, patch: &auto };
+        let chosen = written.options_on(matched, &Trees::default(), Kernel::WHOLE, None).unwrap();
+        assert_eq!((chosen.scheme, chosen.matched), (Scheme::Police, matched.matched));
+        let fair = PolicePatch { fair: Some(true), ..PolicePatch::default() };
+        let fair = on(Patch { police: fair, ..police });
+        let changes = differences(&fair, &tbf.on(&fair, &scope).unwrap());
+        assert!(changes.iter().any(|d| d.field == "fair" && d.to == "false"), "{changes:?}");
     }
 }
