@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     let (store, run_dir) = (&cli.bpffs, &cli.run_dir);
     let done = match cli.verb {
         Verb::Run(args) => verbs::run::run(store, run_dir, &args),
-        Verb::Limit(verb) => verbs::limit::run(store, run_dir, &cli.host_file, verb),
+        Verb::Limit(verb) => verbs::limit::run(store, run_dir, &cli.socket, &cli.host_file, verb),
         Verb::Nic(args) => verbs::nic::run(run_dir, &args),
         Verb::Daemon(args) => verbs::daemon::run(store, &args),
         Verb::Agent(args) => verbs::agent::run(store, run_dir, &args),

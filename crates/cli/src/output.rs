@@ -28,15 +28,21 @@ pub fn stdout() -> Stdout {
     Stdout { paint: Paint::stdout(), out: io::stdout().lock() }
 }
 
+fn unwritten(error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("standard output cannot be written: {error}"))
+}
+
 impl Write for Stdout {
     /// Takes whole texts, as `write!` hands them over.
     fn write(&mut self, text: &[u8]) -> io::Result<usize> {
-        self.out.write_all(self.paint.harmless(&String::from_utf8_lossy(text)).as_bytes())?;
-        Ok(text.len())
+        let bytes = text.len();
+        let text = self.paint.harmless(&String::from_utf8_lossy(text));
+        self.out.write_all(text.as_bytes()).map_err(unwritten)?;
+        Ok(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
+        self.out.flush().map_err(unwritten)
     }
 }
 

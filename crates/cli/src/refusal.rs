@@ -8,7 +8,7 @@ use std::{
 use anyhow::Error;
 use clap::error::ErrorKind;
 use tidegate_agent::persist::PersistError;
-use tidegate_fleet::daemon::DaemonError;
+use tidegate_fleet::{daemon::DaemonError, http::HttpError};
 use tidegate_host::{
     absent::ScopeError, apply::ApplyError, explain::ExplainError, family::FamilyError,
     nic::run::NicRunError, plan::PlanError, run::RunError, settings::SettingsError,
@@ -97,6 +97,7 @@ fn exit_code(error: &Error) -> u8 {
     let users = error.is::<UsageError>()
         || error.downcast_ref().is_some_and(daemon_is_users)
         || error.downcast_ref().is_some_and(nic_is_users)
+        || matches!(error.downcast_ref(), Some(HttpError::Unknown(_)))
         || error.is::<SpecError>()
         || error.downcast_ref().is_some_and(|e| !matches!(e, PersistError::Io(..)))
         || error.is::<PlanError>()

@@ -39,6 +39,9 @@ pub type Answer = Response<Full<Bytes>>;
 /// Why a socket cannot be had, or nobody asked there.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
+    /// It knows nothing of what it was asked for.
+    #[error("{0}")]
+    Unknown(String),
     /// A process answers there.
     #[error("{0}: another process answers there")]
     Taken(String),
@@ -178,6 +181,7 @@ pub fn request(path: &Path, method: Method, what: &str) -> Result<Option<Bytes>,
         if status.is_success() {
             return Ok(Some(body));
         }
-        Err(refuse(String::from_utf8_lossy(&body).trim().to_owned()))
+        let why = String::from_utf8_lossy(&body).trim().to_owned();
+        Err(if status == StatusCode::NOT_FOUND { HttpError::Unknown(why) } else { refuse(why) })
     })
 }

@@ -17,6 +17,7 @@ use tidegate_agent::{
     status::AgentStatus,
 };
 use tidegate_core::{Scope, choice::Kernel, selector::SelectorKind};
+use tidegate_fleet::{api, status::GroupStatus};
 use tidegate_host::{
     absent,
     apply::{Backend, apply},
@@ -25,7 +26,7 @@ use tidegate_host::{
     host::{Host, LockedHost, present},
     plan::{Action, PlanError, State, Wanted, join, plan},
     select,
-    settings::{Patch, SchemeSetting, SettingsProblem, differences},
+    settings::{Difference, Patch, SchemeSetting, SettingsProblem, differences},
     spec::{Spec, scope_of},
     world::is_pattern,
 };
@@ -45,10 +46,16 @@ use crate::{
 const AGENT_PATIENCE: Duration = Duration::from_secs(2);
 const AGENT_POLL: Duration = Duration::from_millis(50);
 
-pub fn run(store: &Path, run_dir: &Path, file: &Path, verb: LimitVerb) -> Result<ExitCode> {
+pub fn run(
+    store: &Path,
+    run_dir: &Path,
+    daemon: &Path,
+    file: &Path,
+    verb: LimitVerb,
+) -> Result<ExitCode> {
     match verb {
         LimitVerb::Add(args) => add(store, run_dir, file, &args),
-        LimitVerb::Set(args) => set(store, run_dir, file, &args),
+        LimitVerb::Set(args) => set(store, run_dir, daemon, file, &args),
         LimitVerb::Del { name } => del(store, run_dir, file, &name),
         LimitVerb::Restore { name } => restore(store, name.as_deref()),
         LimitVerb::Show { name, how } => {
@@ -110,6 +117,21 @@ fn reverted(host: &Host, run_dir: &Path, name: &str) -> String {
     let kept = agent.as_ref().and_then(|agent| agent.limit(name));
     kept.map_or_else(String::new, |LimitReport { file, .. }| {
         format!("; the agent keeps it as {file} says, and puts that back: change it there")
+    })
+}
+
+/// What becomes of a rate that the daemon of a fleet decides, if that runs.
+fn of_group(daemon: &Path, name: &str, changes: &[Difference]) -> String {
+    let Ok(Some(node)) = api::status(daemon) else { return String::new() };
+    let has = |group: &&GroupStatus| {
+        changes.iter().any(|change| change.field == group.direction)
+            && group.limits.iter().any(|member| member.limit == name)
+    };
+    node.groups.iter().find(has).map_or_else(String::new, |group| {
+        format!(
+            "; the daemon decides this rate for group `{}`, and puts its own back: change {}",
+            group.name, node.file
+        )
     })
 }
 
@@ -224,7 +246,13 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
     })
 }
 
-fn set(store: &Path, run_dir: &Path, file: &Path, args: &SetArgs) -> Result<ExitCode> {
+fn set(
+    store: &Path,
+    run_dir: &Path,
+    daemon: &Path,
+    file: &Path,
+    args: &SetArgs,
+) -> Result<ExitCode> {
     store::check_name(&args.name)?;
     let mut patch = args.limit.patch;
     if patch.is_empty() {
@@ -317,6 +345,7 @@ fn set(store: &Path, run_dir: &Path, file: &Path, args: &SetArgs) -> Result<Exit
         if edit.is_none() {
             written = reverted(host.host(), run_dir, name);
         }
+        written += &of_group(daemon, name, &differences);
         Ok(format!("limit `{name}` changed: {}{written}{row}", changes.join(", ")))
     })
 }

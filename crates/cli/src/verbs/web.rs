@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io::Write, path::Path, process::ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use hyper::Method;
 use jiff::{Timestamp, tz::TimeZone};
 use tidegate_chart::{Lines, Series};
@@ -69,7 +69,7 @@ pub fn history(run_dir: &Path, args: &HistoryArgs) -> Result<ExitCode> {
     let Some(body) = body else {
         let start = "start it with `systemctl enable --now tidegate-web`, or `tidegate web`";
         let what = "`tidegate web` does not run, which keeps the history";
-        return Err(UsageError(format!("{what}; {start}")).into());
+        return Err(anyhow!("{what}; {start}"));
     };
     let mut out = output::stdout();
     if args.look.json {

@@ -400,6 +400,10 @@ fn root_a_daemon_reads_its_file_again() {
     h0.change("rate = \"6mbps\"", "rate = \"3mbit\"");
     h0.apply();
     wait_for("as it was, by apply", || (h0.rate() == ALONE).then_some(()));
+    let set = h0.command(&["limit", "set", "work", "--egress", "9mbit"]).output().unwrap();
+    let said = String::from_utf8(set.stdout).unwrap();
+    assert!(said.contains("the daemon decides this rate for group `uplink`"), "{said}");
+    wait_for("as it was, by the daemon", || (h0.rate() == ALONE).then_some(()));
     h0.change("node = \"h0\"", "node = \"h9\"");
     signal(daemon.process.0.id(), Signal::HUP);
     daemon.wait_to_say("[fleet] node is another: restart the daemon for that");
