@@ -29,6 +29,8 @@ pub struct Applied {
     pub refused: BTreeMap<String, String>,
     /// What else went wrong, a sentence each.
     pub problems: Vec<String>,
+    /// Which limits have other settings now, a sentence each.
+    pub changes: Vec<String>,
     /// A signal that came meanwhile.
     pub signal: Option<i32>,
 }
@@ -93,6 +95,13 @@ fn within(
     if !plan.actions.is_empty() {
         host.reserve_journal()?;
         perform(host, &plan, &mut applied);
+        let done = plan.actions.iter().filter(|done| !applied.refused.contains_key(done.name()));
+        let changes = done.map(|done| (done.name(), done.differences()));
+        let changes = changes.filter(|(_, changes)| !changes.is_empty()).map(|(name, changes)| {
+            let changes: Vec<_> = changes.iter().map(ToString::to_string).collect();
+            format!("limit `{name}` changed: {}", changes.join(", "))
+        });
+        applied.changes = if applied.signal.is_none() { changes.collect() } else { Vec::new() };
         // Made by hand, inside a limit that was put on again.
         applied.problems.extend(plan.actions.iter().filter_map(|action| match action {
             Action::Remove { limit, reason: reason @ Reason::ScopeGone }

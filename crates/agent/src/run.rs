@@ -354,7 +354,8 @@ impl Shell<'_> {
         let applied = apply::apply(&self.host, files, goal, managed);
         self.run.keep_room();
         match applied {
-            Ok(Applied { refused, problems, signal }) => {
+            Ok(Applied { refused, problems, changes, signal }) => {
+                changes.iter().for_each(|change| (self.say)(change));
                 problems.iter().for_each(|problem| (self.say)(&format!("warning: {problem}")));
                 match signal {
                     Some(signal) if signal != Signal::HUP.as_raw() => Event::Stop,
@@ -422,8 +423,14 @@ impl Shell<'_> {
             let _ = key;
             (self.say)(text);
         }
+        // One for each match waits under its own name alone.
+        let has_matches = |key: &str| {
+            let one = key.split(" of ").next().map(|limit| format!("{limit}-"));
+            one.is_some_and(|one| now.keys().any(|key| key.starts_with(&one)))
+        };
         let gone = self.said.keys().filter(|key| key.starts_with(LIMIT) && !now.contains_key(*key));
-        gone.for_each(|key| (self.say)(&format!("{key}: it is asked for no longer")));
+        let gone: Vec<_> = gone.filter(|key| !has_matches(key)).collect();
+        gone.into_iter().for_each(|key| (self.say)(&format!("{key}: it is asked for no longer")));
         self.said = now;
         let errors = if report.errors.is_empty() { "" } else { "; the files have errors" };
         let status =

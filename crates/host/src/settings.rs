@@ -538,6 +538,12 @@ pub struct Difference {
     pub to: String,
 }
 
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {} -> {}", self.field, self.from, self.to)
+    }
+}
+
 /// In what two limits differ; empty when the same was asked.
 #[must_use]
 pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
@@ -644,10 +650,7 @@ mod tests {
         let a = Patch { egress: rate("50mbit"), ..Patch::default() };
         let b = Patch { egress: rate("9mbit"), burst: "3ms".parse().ok(), ..Patch::default() };
         let on = |p: Patch| p.on(&LimitOptions::default(), &cgroup()).unwrap();
-        let shown: Vec<_> = differences(&on(a), &on(b))
-            .into_iter()
-            .map(|d| format!("{} {} -> {}", d.field, d.from, d.to))
-            .collect();
+        let shown: Vec<_> = differences(&on(a), &on(b)).iter().map(ToString::to_string).collect();
         assert_eq!(shown, ["egress 50mbit -> 9mbit", "egress burst default -> 3ms"]);
         assert!(differences(&on(a), &on(a)).is_empty());
     }

@@ -339,8 +339,7 @@ fn set(
             [Action::Change { to, .. }] => host.change(name, to)?,
             actions => apply(host, actions)?,
         }
-        let changes: Vec<_> =
-            differences.iter().map(|d| format!("{} {} -> {}", d.field, d.from, d.to)).collect();
+        let changes: Vec<_> = differences.iter().map(ToString::to_string).collect();
         let mut written = persisted(edit.as_ref(), file, "changed in")?;
         if edit.is_none() {
             written = reverted(host.host(), run_dir, name);

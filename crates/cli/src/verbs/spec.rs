@@ -277,7 +277,7 @@ fn print_text(
             }
             Action::Change { name, .. } => {
                 let changes = action.differences();
-                let changes = changes.iter().map(|d| format!("{} {} -> {}", d.field, d.from, d.to));
+                let changes = changes.iter().map(ToString::to_string);
                 let changes = changes.collect::<Vec<_>>().join(", ");
                 writeln!(out, "{}", paint.yellow(&format!("~ {name}: {changes}")))?;
             }
