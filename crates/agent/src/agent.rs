@@ -58,6 +58,8 @@ pub const MOVES_MAX: usize = 1024;
 
 /// The state of an engine, or of the API server, that does not answer begins so.
 pub const AWAY: &str = "away: ";
+/// ... and is this while nothing has come yet.
+const SILENT: &str = "has not answered yet";
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq)]
@@ -306,6 +308,7 @@ impl Agent {
         let room = MAX_CONTAINERS.saturating_sub(known - containers.len());
         let mut state = "running".to_owned();
         match line {
+            Line::Asked => state = asked(self.engine_states.get(&socket)),
             Line::Listed(all) => {
                 if all.len() > room {
                     state = format!("more than {MAX_CONTAINERS} containers; the rest is left out");
@@ -329,6 +332,7 @@ impl Agent {
     fn cluster(&mut self, line: Line<Pod>) {
         let mut state = "connected".to_owned();
         match (line, &mut self.pods) {
+            (Line::Asked, _) => state = asked(Some(&self.cluster_state)),
             (Line::Away(reason), _) => state = format!("{AWAY}{reason}"),
             (Line::Listed(all), pods) if all.len() <= MAX_PODS => *pods = Pods::Known(all),
             (Line::Changed(uid, pod), Pods::Known(pods)) if pods.len() < MAX_PODS => {
@@ -510,9 +514,12 @@ impl Agent {
         if self.engine_states.is_empty() {
             return Some("no engine of containers has been found".to_owned());
         }
-        let away = self.engine_states.iter().filter(|(_, state)| state.starts_with(AWAY));
-        let away: Vec<_> = away.map(|(socket, state)| format!("{socket} is {state}")).collect();
-        (!away.is_empty()).then(|| away.join(", "))
+        let silent = self.engine_states.iter().filter_map(|(socket, state)| {
+            let is = if state.starts_with(AWAY) { "is " } else { "" };
+            (!is.is_empty() || state == SILENT).then(|| format!("{socket} {is}{state}"))
+        });
+        let silent: Vec<_> = silent.collect();
+        (!silent.is_empty()).then(|| silent.join(", "))
     }
 
     fn report(&self) -> Report {
@@ -557,6 +564,11 @@ impl Agent {
             gate: self.gate.clone(),
         }
     }
+}
+
+/// The state of one that is asked, and was in another before: asked again it is still away.
+fn asked(before: Option<&String>) -> String {
+    before.filter(|state| state.starts_with(AWAY)).cloned().unwrap_or_else(|| SILENT.to_owned())
 }
 
 fn is_on_containers(scope: &Scope) -> bool {

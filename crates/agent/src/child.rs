@@ -24,6 +24,8 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Line<T> {
+    /// The other side is asked now. Said by the parent.
+    Asked,
     /// All there are, by id.
     Listed(BTreeMap<String, T>),
     /// One has come or is another now.
@@ -52,7 +54,7 @@ impl Asker {
         Asker { child: None, part: Vec::new(), said_why: false, due: now, wait: RETRY_MIN }
     }
 
-    /// Starts it if it is due; says why it cannot be.
+    /// Starts it if it is due; says so, or why it cannot be.
     pub fn keep<T>(
         &mut self,
         command: impl FnOnce() -> io::Result<Command>,
@@ -64,7 +66,7 @@ impl Asker {
         match command().and_then(start) {
             Ok(child) => {
                 self.child = Some(child);
-                None
+                Some(Line::Asked)
             }
             Err(e) => {
                 self.fails(now);
@@ -218,7 +220,8 @@ mod tests {
             command.args(["-c", "echo '{\"listed\":{}}'; exec cat"]);
             Ok(command)
         };
-        assert_eq!(asker.keep::<()>(says, now), None);
+        assert_eq!(asker.keep::<()>(says, now), Some(Line::Asked));
+        assert_eq!(asker.keep::<()>(ends, now), None, "it runs");
         let wait_for_it = |asker: &Asker| {
             let mut fds = [PollFd::from_borrowed_fd(asker.fd().unwrap(), PollFlags::IN)];
             poll(&mut fds, Some(&Timespec { tv_sec: 60, tv_nsec: 0 })).unwrap();

@@ -454,8 +454,12 @@ fn a_limit_that_waits_for_a_container_names_the_engine_that_is_away() {
     let none = "no container `web` runs";
     assert_eq!(reason(&bed), format!("{none}; no engine of containers has been found"));
     let says = |line| Event::Engine { socket: "/run/x.sock".to_owned(), line };
-    bed.handle(says(Line::Away("refused".to_owned())));
-    assert_eq!(reason(&bed), format!("{none}; /run/x.sock is away: refused"));
+    bed.handle(says(Line::Asked));
+    assert_eq!(reason(&bed), format!("{none}; /run/x.sock has not answered yet"));
+    for line in [Line::Away("refused".to_owned()), Line::Asked] {
+        bed.handle(says(line));
+        assert_eq!(reason(&bed), format!("{none}; /run/x.sock is away: refused"));
+    }
     bed.handle(says(Line::Listed(BTreeMap::new())));
     assert_eq!(reason(&bed), none);
 }
