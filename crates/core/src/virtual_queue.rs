@@ -119,8 +119,8 @@ pub fn cost_of_byte(rate: Rate) -> u64 {
     u64::try_from((one_second + bit_s / 2) / bit_s).unwrap_or(u64::MAX)
 }
 
-/// How long `bytes` take when each costs `cost` 2^-24 ns, rounded down. The kernel's header is exact for bytes
-/// of 32 bits and each cost up to 2^56, which is that of 2 bit/s.
+/// How long `bytes` take when each costs `cost` 2^-24 ns, rounded down. The kernel's header is exact for
+/// bytes of 32 bits and each cost up to 2^56, which is that of 2 bit/s.
 #[must_use]
 pub fn time_of(bytes: u64, cost: u64) -> Nanos {
     let time = (u128::from(bytes) * u128::from(cost)) >> COST_SHIFT;
