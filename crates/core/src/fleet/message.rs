@@ -223,7 +223,8 @@ impl Message {
                 w.varint(ask.held_bit_s);
                 w.varint(ask.given_bit_s);
                 w.varint(ask.taken_bit_s);
-                w.f32(ask.flows);
+                // The sum of no floats is -0.0: zero has one encoding.
+                w.f32(ask.flows + 0.0);
                 // Usually there is no bound: that has the shortest form.
                 w.varint(ask.demand_bit_s.wrapping_add(1));
             }

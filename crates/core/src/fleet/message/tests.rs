@@ -93,6 +93,17 @@ proptest! {
     }
 }
 
+/// A sum of no floats is -0.0.
+#[test]
+fn who_has_no_flows_is_read() {
+    let flows = std::iter::empty::<f32>().sum();
+    let body = Body::Ask(Ask { flows, ..Ask::default() });
+    let message = Message { group: 7, from: MemberId(300), incarnation: 9, body };
+    let mut bytes = vec![];
+    message.encode(&mut bytes);
+    assert_eq!(Message::decode(&bytes), Ok(message));
+}
+
 #[test]
 fn refusals_say_why() {
     let mut bytes = vec![];

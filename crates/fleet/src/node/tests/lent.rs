@@ -83,3 +83,16 @@ fn who_is_taken_out_of_a_group_leaves_it_at_once() {
         assert_rates(&fleet, &rates);
     }
 }
+
+#[test]
+fn acceptors_without_limits_are_heard() {
+    let mut fleet = Fleet::new(4, SHARE);
+    fleet.text = fleet.text.replace("members = [\"a\"]", "members = []");
+    (1..3).for_each(|i| fleet.start(i, &format!("n{i}"), ring(1), true));
+    // Of the acceptors, only those without limits are left.
+    fleet.hosts[0].node = None;
+    fleet.run(8.0);
+    assert_eq!([1, 2, 3].map(|i| fleet.state(i)), ["sharing"; 3]);
+    assert!((fleet.rate(3) - 9.7).abs() < 0.3, "{}", fleet.rate(3));
+    assert_eq!((1..4).map(|i| fleet.drops(i, Cause::Content)).sum::<u64>(), 0);
+}
