@@ -332,6 +332,13 @@ fn set(
         let present = host.host().present()?;
         let plan = match plan(&present, &[wanted], false) {
             Err(PlanError::Family(e)) if is_of(&e, name, &patch) => return Err(flag_error_of(e)),
+            // There is no file here to apply.
+            Err(PlanError::ScopeTaken { scope, other: name, .. }) => {
+                return Err(StoreError::ScopeTaken { scope, name }.into());
+            }
+            Err(PlanError::PrefixTaken { scope, prefix, other: name, .. }) => {
+                return Err(StoreError::PrefixTaken { scope, prefix, name }.into());
+            }
             plan => plan?,
         };
         // What is inside it may have to change with it.

@@ -53,6 +53,7 @@ fn root_police_match_says_what_cannot_be() {
     ok(&place, &bed, &add("b", "--egress 5mbit --match 10.9.0.2"));
     let message = refused(&place, &bed, "limit set b --match 10.9.0.2,10.0.0.0/24");
     assert!(message.contains("already has limit `a` for 10.0.0.0/24"), "{message}");
+    assert!(!message.contains("the file"), "there is none: {message}");
     let twice = |second: &str| {
         let limit = |name: &str, prefix: &str| {
             format!(
