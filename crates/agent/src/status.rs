@@ -95,7 +95,7 @@ impl AgentStatus {
                 }
                 LimitState::Refused if is_there => {
                     let reason = limit.reason.get_or_insert_default();
-                    reason.push_str("; the limit of this name on the host stays as it was");
+                    reason.push_str(STAYS);
                 }
                 _ => {}
             }
@@ -108,6 +108,8 @@ impl AgentStatus {
         self.report.limits.iter().find(|limit| limit.name == name)
     }
 }
+
+const STAYS: &str = "; the limit of this name on the host stays as it was";
 
 /// Whether a process is stopped: the state after its name, which may have brackets itself.
 fn is_stopped(pid: u32) -> bool {
@@ -338,7 +340,9 @@ fn of_agent(AgentStatus { running, stopped, report }: &AgentStatus) -> Vec<Strin
     {
         let reason = reason.as_deref().unwrap_or_default();
         let reason = reason.strip_prefix(&format!("limit `{name}`: ")).unwrap_or(reason);
-        alarms.push(format!("limit `{name}` of {file} is NOT ENFORCED: {reason}"));
+        // An older one of its name is in force.
+        let as_written = if reason.ends_with(STAYS) { " as written" } else { "" };
+        alarms.push(format!("limit `{name}` of {file} is NOT ENFORCED{as_written}: {reason}"));
     }
     alarms
 }

@@ -38,6 +38,9 @@ fn root_agent_is_asked_whether_its_limits_are_there() {
     let reason = bed.wait_said("a", "refused");
     assert!(reason.ends_with("the limit of this name on the host stays as it was"), "{reason}");
     assert!(Objects::on(&cgroup).is_whole());
+    let status = bed.tidegate().arg("status").output().unwrap();
+    let said = String::from_utf8(status.stdout).unwrap();
+    assert!(said.contains("is NOT ENFORCED as written: "), "{said}");
     drop(agent);
     place.ok(&["detach"]);
 }
