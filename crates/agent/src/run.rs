@@ -126,9 +126,8 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
     let problems = host.problems().iter().map(ToString::to_string).chain(scan::zone_problem());
     problems.for_each(|problem| say(&format!("warning: {problem}")));
     // Without the group `tidegate run` is for root alone.
-    if let Some(group) = names::group(&options.group)
-        && let Err(e) = users::serve(host.clone(), &options.run_dir, group)
-    {
+    let group = names::group(&options.group);
+    if let Err(e) = users::serve(host.clone(), &options.run_dir, group) {
         say(&format!("warning: users cannot limit commands: {}: {e}", options.run_dir.display()));
     }
     let program = std::env::current_exe().map_err(AgentError::Events)?;

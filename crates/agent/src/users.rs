@@ -71,11 +71,12 @@ struct Server {
     swept: Option<Instant>,
 }
 
-/// Makes the socket for members of a group, and serves it from now on.
+/// Makes the socket for members of a group, and serves it from now on. Without a group it is for root alone,
+/// and limits that users have left end all the same.
 ///
 /// # Errors
 /// Those of the operating system.
-pub fn serve(host: Host, run_dir: &Path, group: u32) -> io::Result<()> {
+pub fn serve(host: Host, run_dir: &Path, group: Option<u32>) -> io::Result<()> {
     let path = run_dir.join(SOCKET);
     match fs::remove_file(&path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -86,8 +87,9 @@ pub fn serve(host: Host, run_dir: &Path, group: u32) -> io::Result<()> {
     bind(&listener, &SocketAddrUnix::new(&path)?)?;
     listen(&listener, BACKLOG)?;
     // Who may connect is answered: a socket without a listener looks as if there were no agent.
-    chown(&path, None, Some(group))?;
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o660))?;
+    chown(&path, None, group)?;
+    let mode = if group.is_some() { 0o660 } else { 0o600 };
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
     let mut server = Server { host, listener, clients: Vec::new(), swept: None };
     thread::Builder::new().name("users".to_owned()).spawn(move || {
         loop {

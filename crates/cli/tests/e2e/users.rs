@@ -51,14 +51,18 @@ impl<'a> Bed<'a> {
     }
 
     fn agent(&self) -> Guard {
+        self.agent_of("daemon", 0o660)
+    }
+
+    fn agent_of(&self, group: &str, mode: u32) -> Guard {
         let _ = fs::remove_file(self.socket());
         let mut command = self.place.tidegate();
-        command.arg("agent").arg(self.dir().join("etc")).args(["--group", "daemon", "--engine"]);
+        command.arg("agent").arg(self.dir().join("etc")).args(["--group", group, "--engine"]);
         command.arg(self.dir().join("none.sock")).args(["--below", self.place.group.path()]);
         let agent = Guard(command.stdout(Stdio::null()).spawn().unwrap());
         wait_for("the agent", || {
             let socket = fs::metadata(self.socket()).ok()?;
-            (socket.permissions().mode() & 0o777 == 0o660).then_some(())
+            (socket.permissions().mode() & 0o777 == mode).then_some(())
         });
         agent
     }
@@ -150,9 +154,13 @@ fn root_users_limit_ends_with_the_run_and_outlives_the_agent() {
     drop(child.0.stdin.take());
     assert_eq!(child.exit_code(), 0);
     assert!(objects.is_whole() && place.limits().len() == 1);
-    let mut agent = bed.agent();
+    // Also one that serves no group.
+    let mut agent = bed.agent_of("no-such-group", 0o600);
     wait_for("the sweep", || place.limits().is_empty().then_some(()));
     objects.wait_until_off();
+    let output = bed.run(&["--egress", "1mbit"]).arg("true").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("sudo groupadd --system"), "{said}");
     signal(agent.0.id(), Signal::TERM);
     assert_eq!(agent.exit_code(), 0);
 }
@@ -187,9 +195,9 @@ fn root_users_may_limit_nothing_but_their_own() {
         assert!(code == 2 && said.contains(words) && said.lines().count() == 1, "{code} {said}");
     };
     let rate = &["--egress", "9mbit"];
-    fails(&mut bed.run(rate), "if there is a group `tidegate`");
+    fails(&mut bed.run(rate), "members of group `tidegate`");
     // Nobody has a cgroup made to learn that.
-    fails(&mut bed.run_as(USER, &place.group, rate), "if there is a group `tidegate`");
+    fails(&mut bed.run_as(USER, &place.group, rate), "members of group `tidegate`");
     let _agent = bed.agent();
     fails(&mut bed.run_as(2, &bed.group, rate), "members of group `daemon`");
     let theirs = bed.place.child("theirs");

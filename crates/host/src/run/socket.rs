@@ -62,7 +62,7 @@ pub enum Answer {
 pub enum AskError {
     #[error(
         "limits need the privileges of root: run it with sudo, or have the agent do it. It makes the socket \
-         {} when it starts, if there is a group `{GROUP}`: sudo groupadd --system {GROUP}; sudo systemctl \
+         {} for members of group `{GROUP}`, if there is one when it starts: sudo groupadd --system {GROUP}; sudo systemctl \
          restart tidegate-agent", .0.display()
     )]
     NoAgent(PathBuf),
@@ -148,6 +148,10 @@ impl Asked {
         let address = SocketAddrUnix::new(socket).map_err(io::Error::from)?;
         connect(&fd, &address).map_err(|e| match e {
             rustix::io::Errno::NOENT | rustix::io::Errno::CONNREFUSED => {
+                AskError::NoAgent(socket.to_owned())
+            }
+            // Its agent found no group, and has the socket for root alone.
+            rustix::io::Errno::ACCESS if fs::metadata(socket).is_ok_and(|meta| meta.gid() == 0) => {
                 AskError::NoAgent(socket.to_owned())
             }
             rustix::io::Errno::ACCESS => AskError::NoMember(group_of(socket)),
