@@ -47,6 +47,21 @@ impl Bandwidth {
         self.ingress_rate == 0 && self.egress_rate == 0
     }
 
+    /// Its fields, and those of `other` where it has none.
+    #[must_use]
+    pub fn or(self, other: Bandwidth) -> Bandwidth {
+        let number = |own, other| if own == 0 { other } else { own };
+        let list = |own: Vec<String>, other| if own.is_empty() { other } else { own };
+        Bandwidth {
+            ingress_rate: number(self.ingress_rate, other.ingress_rate),
+            ingress_burst: number(self.ingress_burst, other.ingress_burst),
+            egress_rate: number(self.egress_rate, other.egress_rate),
+            egress_burst: number(self.egress_burst, other.egress_burst),
+            shaped_subnets: list(self.shaped_subnets, other.shaped_subnets),
+            unshaped_subnets: list(self.unshaped_subnets, other.unshaped_subnets),
+        }
+    }
+
     /// Checks what the plugin `bandwidth` checks.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ use tidegate_sys::{
     features,
     limit::LimitOptions,
     net::{NetNs, Netlink},
-    store::StoreError,
+    store::{Store, StoreError},
 };
 
 use crate::{
@@ -109,11 +109,16 @@ fn add(store: &Path, request: &Request, attachment: &Attachment) -> Result<Value
     if let Some(object) = result.as_object_mut() {
         object.insert("cniVersion".to_owned(), json!(request.version));
     }
-    let Some(limit) = Limit::of(request, attachment)? else { return Ok(result) };
+    let name = limit_name(&request.network, attachment);
+    let Some(limit) = Limit::of(request, attachment)? else {
+        if has_limit(store, &name)? {
+            remove(store, |it| it == name)?;
+        }
+        return Ok(result);
+    };
     locked(&open(store)?, |host| {
         host.reserve_journal().map_err(store_error)?;
         let present = host.host().present().map_err(store_error)?;
-        let name = limit_name(&request.network, attachment);
         let is = present.iter().find(|limit| limit.name == name).map(|limit| &limit.options);
         let options = limit.options(request, is)?;
         let (scope, asked) = (limit.scope.clone(), Asked::default());
@@ -129,9 +134,14 @@ fn check(store: &Path, request: &Request, attachment: &Attachment) -> Result<(),
     if request.result.is_none() {
         return Err(not_chained());
     }
-    let Some(limit) = Limit::of(request, attachment)? else { return Ok(()) };
     let name = limit_name(&request.network, attachment);
     let failed = |problem: String| CniError::new(Code::Limit, problem);
+    let Some(limit) = Limit::of(request, attachment)? else {
+        return match has_limit(store, &name)? {
+            true => Err(failed(format!("limit `{name}` is on, and no rate is asked for"))),
+            false => Ok(()),
+        };
+    };
     let found = open(store)?.find(&name).map_err(store_error)?;
     let found = found.ok_or_else(|| failed(format!("there is no limit on {}", limit.scope)))?;
     let is = present(&found);
@@ -144,6 +154,12 @@ fn check(store: &Path, request: &Request, attachment: &Attachment) -> Result<(),
         None => Ok(()),
         Some(d) => Err(failed(format!("limit `{name}` has {} {}, not {}", d.field, d.from, d.to))),
     }
+}
+
+/// Whether there is a limit of this name. A container without rates needs no host that can hold limits.
+fn has_limit(store: &Path, name: &str) -> Result<bool, CniError> {
+    let names = Store::at(store).names().map_err(store_error)?;
+    Ok(names.iter().any(|it| it == name))
 }
 
 /// Takes limits off. All that can go do, whatever becomes of the others.

@@ -143,14 +143,11 @@ impl Request {
         if command != Command::Version {
             check(command, &config)?;
         }
-        // As the plugin `bandwidth`: what is written in the configuration goes before the runtime's.
-        let bandwidth = match config.bandwidth == Bandwidth::default() {
-            true => config.runtime.bandwidth,
-            false => Some(config.bandwidth),
-        };
+        // What is written in the configuration goes before the runtime's.
+        let bandwidth = config.bandwidth.or(config.runtime.bandwidth.unwrap_or_default());
         // What cannot be so was never added.
         if matches!(command, Command::Add | Command::Check) {
-            bandwidth.as_ref().map_or(Ok(()), Bandwidth::check)?;
+            bandwidth.check()?;
         }
         let scheme = config.scheme.map(|scheme| scheme.parse()).transpose();
         let scheme = scheme.map_err(|e| CniError::new(Code::Config, format!("scheme: {e}")))?;
@@ -160,7 +157,7 @@ impl Request {
             network: config.name,
             attachment,
             netns,
-            bandwidth: bandwidth.filter(|bandwidth| !bandwidth.is_none()),
+            bandwidth: (!bandwidth.is_none()).then_some(bandwidth),
             scheme,
             result: config.result,
             valid: config.valid.unwrap_or_default(),
@@ -188,6 +185,10 @@ fn check(command: Command, config: &Config) -> Result<(), CniError> {
     }
     if config.name.is_empty() {
         return Err(CniError::new(Code::Config, "the configuration has no name of the network"));
+    }
+    if command == Command::Gc && config.valid.is_none() {
+        let problem = "GC needs `cni.dev/valid-attachments`: the interfaces that keep their limits";
+        return Err(CniError::new(Code::Config, problem));
     }
     Ok(())
 }

@@ -137,6 +137,18 @@ fn root_cni_limits_a_container_until_it_is_deleted() {
     runtime.ok("ADD", &other);
     runtime.ok("CHECK", &other);
 
+    // Added again without a rate, it is not limited any more.
+    for none in [json!({}), egress(0.0)] {
+        let mut free = config("1.1.0", none);
+        free["runtimeConfig"]["bandwidth"]["egressBurst"] = json!(0);
+        let (code, message) = runtime.refused("CHECK", &free);
+        assert!(code == 100 && message.contains("is on"), "{code} {message}");
+        runtime.ok("ADD", &free);
+        assert!(runtime.limits().is_empty());
+        runtime.ok("CHECK", &free);
+        runtime.ok("ADD", &other);
+    }
+
     assert_eq!(runtime.ok("DEL", &other), Value::Null);
     assert!(runtime.limits().is_empty());
     assert!(!runtime.place.store().exists());

@@ -50,6 +50,29 @@ fn rates_come_from_the_configuration_or_else_from_the_runtime() {
     assert_eq!(egress(&having(json!({ "runtimeConfig": { "bandwidth": {} } }))), None);
 }
 
+/// Kubernetes writes the rates, and who sets up the network the subnets.
+#[test]
+fn each_field_that_the_configuration_lacks_is_the_runtime_s() {
+    let runtime = json!({
+        "egressRate": 7_000_000, "egressBurst": 2_147_483_647,
+        "ingressRate": 9_000_000, "ingressBurst": 2_147_483_647,
+        "unshapedSubnets": ["10.1.0.0/16"],
+    });
+    let own = json!({
+        "ingressRate": 5_000_000, "egressRate": 0, "egressBurst": 80_000,
+        "unshapedSubnets": ["10.99.0.0/16"], "runtimeConfig": { "bandwidth": runtime },
+    });
+    let expected = Bandwidth {
+        ingress_rate: 5_000_000,
+        ingress_burst: 2_147_483_647,
+        egress_rate: 7_000_000,
+        egress_burst: 80_000,
+        shaped_subnets: vec![],
+        unshaped_subnets: vec!["10.99.0.0/16".to_owned()],
+    };
+    assert_eq!(read(&ADD, &having(own)).unwrap().bandwidth, Some(expected));
+}
+
 /// containerd 1.6 writes capitals: its fields have no names for JSON, and plugins in Go read any case.
 #[test]
 fn rates_of_containerd_are_read() {
@@ -126,8 +149,8 @@ fn a_command_needs_a_version_that_has_it() {
         ("STATUS", "1.1.0", true),
         ("VERSION", "9.9.9", true),
     ] {
-        let request =
-            read(&with(&[("CNI_COMMAND", command)]), &having(json!({ "cniVersion": version })));
+        let config = json!({ "cniVersion": version, "cni.dev/valid-attachments": [] });
+        let request = read(&with(&[("CNI_COMMAND", command)]), &having(config));
         match request {
             Ok(_) => assert!(known, "{command} {version}"),
             Err(e) => assert!(!known && e.code == Code::Version, "{command} {version}: {e}"),
@@ -144,4 +167,16 @@ fn what_is_no_configuration_is_said() {
     assert_eq!(nameless.code, Code::Config);
     let scheme = read(&ADD, &having(json!({ "scheme": "fast" }))).unwrap_err();
     assert!(scheme.code == Code::Config && scheme.message.starts_with("scheme: "), "{scheme}");
+}
+
+/// Without them it would take off the limits of containers that run on.
+#[test]
+fn gc_needs_the_interfaces_that_stay() {
+    for more in [json!({}), json!({ "cni.dev/valid-attachments": null })] {
+        let mut config = having(more);
+        config["cniVersion"] = json!("1.1.0");
+        let error = read(&with(&[("CNI_COMMAND", "GC")]), &config).unwrap_err();
+        assert_eq!(error.code, Code::Config);
+        assert!(error.message.contains("cni.dev/valid-attachments"), "{error}");
+    }
 }
