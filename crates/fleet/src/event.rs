@@ -59,6 +59,8 @@ pub enum Event {
         /// What the host may use, in bit/s.
         part_bit_s: u64,
     },
+    /// A group keeps so many bit/s free for nodes that it does not hear.
+    KeptFree { group: String, bit_s: u64, nodes: Vec<String> },
     /// Limits of a group cannot be set or read.
     Limits { group: String, errors: Vec<String> },
     /// Limits of a group can be set again.
@@ -189,6 +191,13 @@ impl fmt::Display for Event {
                 };
                 write!(f, "group `{group}` {how}: {part} for this host")
             }
+            Event::KeptFree { group, bit_s, nodes } => write!(
+                f,
+                "group `{group}` keeps {} free for `{}`, not heard: the limits there may pass that. If a host \
+                 is gone for good, give the group another name in the files of all hosts",
+                rate(*bit_s),
+                nodes.join("`, `")
+            ),
             Event::Limits { group, errors } => {
                 write!(f, "group `{group}`: {}", errors.join("; "))
             }

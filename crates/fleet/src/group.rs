@@ -251,6 +251,18 @@ impl Group {
         (part / u128::from(hosts)) as u64
     }
 
+    /// What it keeps free for others that it does not hear, in bit/s, and who they are.
+    #[must_use]
+    pub fn kept_free(&self, now: Nanos) -> (u64, Vec<MemberId>) {
+        match self.gossips() && self.state(now) == State::Sharing {
+            true => (
+                self.spec.rate.bit_s() - self.limit_bit_s(now),
+                self.vector.unheard(now, self.fresh()).collect(),
+            ),
+            false => (0, Vec::new()),
+        }
+    }
+
     #[must_use]
     pub fn state(&self, now: Nanos) -> State {
         if self.stood_back {

@@ -135,6 +135,11 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             if event.is_warning() && state != State::StoodBack {
                 alerts.push(event.to_string());
             }
+            let (bit_s, nodes) = held.group.kept_free(now);
+            if !nodes.is_empty() {
+                let nodes = nodes.into_iter().map(|id| self.name_of(id)).collect();
+                alerts.push(Event::KeptFree { group: group.clone(), bit_s, nodes }.to_string());
+            }
             if !held.errors.is_empty() {
                 let errors = held.errors.iter().cloned().collect();
                 alerts.push(Event::Limits { group, errors }.to_string());

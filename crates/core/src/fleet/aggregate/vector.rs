@@ -109,7 +109,7 @@ impl Vector {
     pub fn others(&self, now: Nanos, fresh: Nanos) -> f64 {
         let since = now.0.saturating_sub(fresh.0);
         let of = |(member, known): (&MemberId, &Known)| {
-            let counts = *member != self.own && known.heard.0 >= since && !known.has_left();
+            let counts = self.counts(*member, known) && known.heard.0 >= since;
             if counts { f64::from(known.value) } else { 0.0 }
         };
         self.entries.iter().map(of).sum()
@@ -119,11 +119,21 @@ impl Vector {
     /// each limiter keeps `1/N` of the limit free for each of the latter.
     #[must_use]
     pub fn silent(&self, now: Nanos, fresh: Nanos) -> (usize, usize) {
+        let others = self.entries.iter().filter(|(member, known)| self.counts(**member, known));
+        (others.count(), self.unheard(now, fresh).count())
+    }
+
+    /// Those that had no news within `fresh`, and have not left.
+    pub fn unheard(&self, now: Nanos, fresh: Nanos) -> impl Iterator<Item = MemberId> {
         let since = now.0.saturating_sub(fresh.0);
-        let is_there =
-            |(member, known): &(&MemberId, &Known)| **member != self.own && !known.has_left();
-        let others = || self.entries.iter().filter(is_there);
-        (others().count(), others().filter(|(_, known)| known.heard.0 < since).count())
+        let of = move |(member, known): (&MemberId, &Known)| {
+            (self.counts(*member, known) && known.heard.0 < since).then_some(*member)
+        };
+        self.entries.iter().filter_map(of)
+    }
+
+    fn counts(&self, member: MemberId, known: &Known) -> bool {
+        member != self.own && !known.has_left()
     }
 }
 

@@ -96,3 +96,30 @@ fn acceptors_without_limits_are_heard() {
     assert!((fleet.rate(3) - 9.7).abs() < 0.3, "{}", fleet.rate(3));
     assert_eq!((1..4).map(|i| fleet.drops(i, Cause::Content)).sum::<u64>(), 0);
 }
+
+#[test]
+fn what_is_kept_free_for_who_is_not_heard_is_said() {
+    let mut fleet = Fleet::new(3, "algorithm = \"fps\"\nhosts = 5");
+    fleet.run(10.0);
+    assert_eq!(fleet.status(0).alerts, Vec::<String>::new());
+    let now = Nanos(fleet.now + fleet.hosts[2].skew);
+    let mut node = fleet.hosts[2].node.take().unwrap();
+    node.leave(now);
+    assert!(node.end(now));
+    fleet.run(12.0);
+    // Its limit has that still.
+    assert_rates(&fleet, &[3.33, 3.33, 2.0]);
+    let alerts = fleet.status(0).alerts;
+    assert!(alerts[0].contains("group `up` keeps 3333.334kbit free for `n2`"), "{alerts:?}");
+    // A group of another name never heard of it.
+    fleet.text = fleet.text.replace("name = \"up\"", "name = \"up2\"");
+    let (spec, groups) = groups(&fleet.text);
+    for i in 0..2 {
+        let now = Nanos(fleet.now + fleet.hosts[i].skew);
+        let node = fleet.hosts[i].node.as_mut().unwrap();
+        node.reconfigure(now, spec.clone(), &groups, &BTreeMap::new(), ring(1)).unwrap();
+    }
+    fleet.run(12.0);
+    assert_rates(&fleet, &[5.0, 5.0]);
+    assert_eq!(fleet.status(0).alerts, Vec::<String>::new());
+}
