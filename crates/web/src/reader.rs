@@ -91,14 +91,13 @@ pub fn run(options: &ReaderOptions, started: impl FnOnce()) -> Result<(), Reader
     open_to_group(&options.socket).map_err(ReaderError::Start)?;
     let mut child =
         start(&options.server, theirs.into(), socket.into()).map_err(ReaderError::Start)?;
-    started();
     let reader = Reader {
         host,
         run_dir: options.run_dir.clone(),
         fleet: ask_fleet(options.fleet.clone()),
         looks: Arc::new(()),
     };
-    let served = reader.serve(&link);
+    let served = reader.serve(&link, started);
     let _ = child.kill();
     let _ = child.wait();
     let _ = std::fs::remove_file(&options.socket);
@@ -168,8 +167,9 @@ struct Reader {
 }
 
 impl Reader {
-    /// Answers until the other end is closed.
-    fn serve(&self, link: &UnixStream) -> io::Result<()> {
+    /// Answers until the other end is closed. The first question comes when the server listens.
+    fn serve(&self, link: &UnixStream, started: impl FnOnce()) -> io::Result<()> {
+        let mut started = Some(started);
         let answers = Arc::new(Mutex::new(link.try_clone()?));
         let mut requests = BufReader::new(link);
         let mut line = String::new();
@@ -177,6 +177,9 @@ impl Reader {
             line.clear();
             if Read::by_ref(&mut requests).take(REQUEST_MAX).read_line(&mut line)? == 0 {
                 return Ok(());
+            }
+            if let Some(started) = started.take() {
+                started();
             }
             match serde_json::from_str(&line) {
                 Ok(Request::Status) => {

@@ -80,6 +80,12 @@ pub fn run(listen: &[SocketAddr]) -> Result<(), ServerError> {
     socket.set_nonblocking(true)?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, async {
+        // The reader takes the end of the link for the end of this process: errors are said before.
+        let mut listeners = Vec::new();
+        for &address in listen {
+            let listener = TcpListener::bind(address).await;
+            listeners.push(listener.map_err(|source| ServerError::Listen { address, source })?);
+        }
         let (read, mut write) = UnixStream::from_std(link)?.into_split();
         let (requests, mut asked) = mpsc::channel(REQUESTS_MAX);
         let own_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -92,9 +98,7 @@ pub fn run(listen: &[SocketAddr]) -> Result<(), ServerError> {
         let by_socket =
             async move |request: &HttpRequest<Incoming>| respond(&here, request, false).await;
         spawn_local(serve(UnixListener::from_std(socket)?, CONNECTIONS_MAX, by_socket));
-        for &address in listen {
-            let listener = TcpListener::bind(address).await;
-            let listener = listener.map_err(|source| ServerError::Listen { address, source })?;
+        for listener in listeners {
             let here = Rc::clone(&shared);
             let by_port =
                 async move |request: &HttpRequest<Incoming>| respond(&here, request, true).await;

@@ -330,6 +330,22 @@ fn root_web_ends_with_its_reader_and_history_says_who_is_missing() {
 }
 
 #[test]
+fn root_web_says_where_it_cannot_listen() {
+    need_root!();
+    let place = Place::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    for address in [taken.local_addr().unwrap().to_string(), "192.0.2.1:9465".to_owned()] {
+        let mut command = place.tidegate();
+        command.env("TIDEGATE_RUN_DIR", place.dir().join("run"));
+        let output = command.args(["web", "--listen", &address]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(&format!("cannot listen at {address}: ")), "{said}");
+        assert!(!said.contains("the page is at"), "{said}");
+    }
+}
+
+#[test]
 fn root_web_ends_with_its_server_and_limits_stay() {
     need_root!();
     let place = Place::new();
