@@ -161,12 +161,7 @@ fn planned(
         waits.extend(kept.map(|name| aside(&nowhere, name)));
         // Inside one that was refused just now.
         absent::with_parents(&mut wanted, &mut waits);
-        let mut is = absent::set_aside(&present, &wanted, &waits);
-        // The limit around it may wait: it goes all the same.
-        let aside = |limit: &&Present| is.iter().all(|other| other.name != limit.name);
-        let goes: Vec<_> =
-            present.iter().filter(aside).filter(|limit| prune(&limit.name)).cloned().collect();
-        is.extend(goes);
+        let is = absent::set_aside(&present, &wanted, &waits, &prune);
         let error = match plan_pruning(&is, &wanted, &prune) {
             Ok(plan) => return plan,
             Err(error) => error,

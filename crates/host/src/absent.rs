@@ -87,9 +87,15 @@ pub fn with_parents(wanted: &mut Vec<Wanted>, waiting: &mut Vec<Waits>) {
 }
 
 /// The limits of a host that a plan has to do with: without those that wait, and those inside them, which
-/// stay as they are. One that holds what another limit of the spec is to have is not set aside.
+/// stay as they are, unless `prune` says that they go. One that holds what another limit of the spec is to
+/// have is not set aside.
 #[must_use]
-pub fn set_aside(present: &[Present], wanted: &[Wanted], waiting: &[Waits]) -> Vec<Present> {
+pub fn set_aside(
+    present: &[Present],
+    wanted: &[Wanted],
+    waiting: &[Waits],
+    prune: impl Fn(&str) -> bool,
+) -> Vec<Present> {
     let wanted_names: BTreeSet<_> = wanted.iter().map(|limit| limit.name.as_str()).collect();
     let is_asked_for = |is: &Present| {
         let has = parts(&is.scope, &is.members, &is.options);
@@ -99,9 +105,10 @@ pub fn set_aside(present: &[Present], wanted: &[Wanted], waiting: &[Waits]) -> V
                 shall.iter().any(|part| has.contains(part))
             })
     };
+    let waits = |is: &Present| waiting.iter().any(|waits| waits.name == is.name);
     let mut aside: BTreeSet<&str> = present
         .iter()
-        .filter(|is| waiting.iter().any(|waits| waits.name == is.name) && !is_asked_for(is))
+        .filter(|is| waits(is) && !is_asked_for(is))
         .map(|is| is.name.as_str())
         .collect();
     loop {
@@ -112,7 +119,8 @@ pub fn set_aside(present: &[Present], wanted: &[Wanted], waiting: &[Waits]) -> V
         let Some(inside) = inside else { break };
         aside.insert(&inside.name);
     }
-    present.iter().filter(|is| !aside.contains(is.name.as_str())).cloned().collect()
+    let goes = |is: &Present| !waits(is) && prune(&is.name);
+    present.iter().filter(|is| !aside.contains(is.name.as_str()) || goes(is)).cloned().collect()
 }
 
 #[cfg(test)]
@@ -181,16 +189,24 @@ mod tests {
         ];
         for prune in [false, true] {
             let wanted = [wanted("b", "b", None), wanted("c", "c", None)];
-            let plan = plan(&set_aside(&is, &wanted, &[waits("a")]), &wanted, prune).unwrap();
-            let [Action::Add { limit }] = &plan.actions[..] else { panic!("{plan:?}") };
-            assert_eq!((limit.name.as_str(), plan.unmanaged.len()), ("c", 0));
+            let is = set_aside(&is, &wanted, &[waits("a")], |_| prune);
+            let plan = plan(&is, &wanted, prune).unwrap();
+            // What is in no file goes if asked, though the limit around it waits.
+            let actions = plan.actions.iter().map(|action| match action {
+                Action::Add { limit } => ("add", limit.name.as_str()),
+                Action::Remove { limit, .. } => ("remove", limit.name.as_str()),
+                action => panic!("{action:?}"),
+            });
+            let all = [("remove", "inside"), ("add", "c")];
+            assert_eq!(actions.collect::<Vec<_>>(), all[usize::from(!prune)..]);
+            assert!(plan.unmanaged.is_empty());
         }
     }
 
     #[test]
     fn one_in_force_elsewhere_stays_until_it_can_move_unless_another_is_to_have_its_place() {
         let is = [present("a", "x", State::InForce)];
-        assert_eq!(set_aside(&is, &[wanted("b", "y", None)], &[waits("a")]), []);
-        assert_eq!(set_aside(&is, &[wanted("b", "x", None)], &[waits("a")]), is);
+        assert_eq!(set_aside(&is, &[wanted("b", "y", None)], &[waits("a")], |_| true), []);
+        assert_eq!(set_aside(&is, &[wanted("b", "x", None)], &[waits("a")], |_| true), is);
     }
 }

@@ -189,8 +189,8 @@ fn planned(
         return Err(UsageError(format!("{file}: nothing is written in it; {must}")).into());
     }
     let wanted = rates::kept(spec, present, wanted);
-    let present = absent::set_aside(present, &wanted, waiting);
     let prune = |name: &str| prune || off.contains(name);
+    let present = absent::set_aside(present, &wanted, waiting, prune);
     let mut plan = plan::plan_pruning(&present, &wanted, prune).map_err(|e| match e {
         PlanError::Family(e) => spec.locate(e).map_or_else(anyhow::Error::from, Into::into),
         e => e.into(),
