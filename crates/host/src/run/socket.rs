@@ -62,8 +62,8 @@ pub enum Answer {
 pub enum AskError {
     #[error(
         "limits need the privileges of root: run it with sudo, or have the agent do it. It makes the socket \
-         {} for members of group `{GROUP}`, if there is one when it starts: sudo groupadd --system {GROUP}; sudo systemctl \
-         restart tidegate-agent", .0.display()
+         {} for members of group `{GROUP}`, if there is one when it starts: sudo groupadd --system {GROUP}; \
+         sudo systemctl restart tidegate-agent", .0.display()
     )]
     NoAgent(PathBuf),
     #[error(
