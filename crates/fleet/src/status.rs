@@ -1,6 +1,6 @@
 //! What a node knows and does, as data that serializes: keys in snake case that carry their unit.
 
-use std::net::SocketAddr;
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -132,6 +132,9 @@ pub struct GroupStatus {
     pub leader: Option<String>,
     /// With `share`: how long what it holds is good.
     pub lease_ns: Option<u64>,
+    /// What its daemon has read, by the names and in the form of a spec file.
+    #[serde(default)]
+    pub settings: BTreeMap<String, String>,
     pub limits: Vec<LimitStatus>,
     /// The last reports of other nodes.
     pub members: Vec<MemberStatus>,

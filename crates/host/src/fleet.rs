@@ -1,6 +1,6 @@
 //! What a spec file says of the fleet: `[fleet]` for the node, a `[[group]]` for each shared limit.
 
-use std::{fmt, net::SocketAddr, path::PathBuf, str::FromStr};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use tidegate_core::{
     Direction, Nanos, Rate,
@@ -356,6 +356,30 @@ impl GroupSpec {
                 number(&texts.each_ref().map(String::as_str))
             }
         }
+    }
+
+    /// Its settings as a spec file has them, those that are left out, too.
+    #[must_use]
+    pub fn settings(&self, fleet: &FleetSpec) -> BTreeMap<String, String> {
+        let of_all = [
+            ("rate", self.rate.to_string()),
+            ("algorithm", self.algorithm.to_string()),
+            ("members", self.members.join(", ")),
+            ("direction", self.direction.name().to_owned()),
+            ("interval", self.interval.to_string()),
+            ("branching", self.branching.to_string()),
+            ("hosts", self.hosts.to_string()),
+        ];
+        let of_share = [
+            ("reserve", format!("{}%", self.reserve_percent)),
+            ("lease", self.lease.to_string()),
+            ("suspect", self.suspect.to_string()),
+            ("acceptors", fleet.acceptors.join(", ")),
+        ];
+        let of_share = of_share.into_iter().filter(|_| self.algorithm == Algorithm::Share);
+        let center = self.center.iter().map(|center| ("center", center.clone()));
+        let all = of_all.into_iter().chain(of_share).chain(center);
+        all.map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     /// What a host may use that hears of nobody, in bit/s: parts that never add up to more than the rate.

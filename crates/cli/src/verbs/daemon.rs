@@ -1,6 +1,7 @@
 //! `tidegate daemon`, and what other verbs say of its groups.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     io::{self, Write},
     path::Path,
     process::ExitCode,
@@ -12,10 +13,15 @@ use tidegate_core::Direction;
 use tidegate_fleet::{
     api,
     daemon::{self, DaemonOptions},
+    http::HttpError,
     keys::KeyRing,
     status::{GroupStatus, NodeStatus},
 };
-use tidegate_host::{fleet::GroupSpec, spec::Spec};
+use tidegate_host::{
+    fleet::{FleetSpec, GroupSpec},
+    settings::Difference,
+    spec::Spec,
+};
 
 use crate::{
     args::DaemonArgs,
@@ -99,6 +105,19 @@ pub struct GroupPlanJson<'a> {
     name: &'a str,
     /// A daemon runs that has the group as the file says.
     in_force: bool,
+    /// What the daemon does with it when it reads the file, or has done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    action: Option<&'static str>,
+    #[serde(skip_serializing_if = "<[Difference]>::is_empty")]
+    differences: &'a [Difference],
+}
+
+/// What the daemon of a file has otherwise.
+struct Change {
+    name: String,
+    /// As of limits.
+    verb: &'static str,
+    differences: Vec<Difference>,
 }
 
 /// The groups of a file, beside what the daemon of the file has, if one runs.
@@ -106,40 +125,94 @@ pub struct Groups<'a> {
     spec: &'a Spec,
     running: Option<NodeStatus>,
     why: Option<String>,
+    changes: Vec<Change>,
+    /// Why the daemon does not take the file.
+    pub refused: Option<String>,
 }
 
 impl<'a> Groups<'a> {
-    /// Asks the daemon; after an `apply` it reads its file again first.
+    /// Asks the daemon; after an `apply` it reads its file again.
     pub fn look(spec: &'a Spec, applied: bool) -> Groups<'a> {
-        let mut groups = Groups { spec, running: None, why: None };
-        let Some(fleet) = &spec.fleet else { return groups };
-        let asked = api::status(&fleet.api).and_then(|running| match running {
-            Some(running) if applied && same_file(&running.file, &spec.file) => {
-                api::reload(&fleet.api)?;
-                api::status(&fleet.api)
-            }
-            other => Ok(other),
-        });
-        match asked {
-            Ok(running) => groups.running = running,
-            Err(e) => groups.why = Some(e.to_string()),
+        let mut groups =
+            Groups { spec, running: None, why: None, changes: Vec::new(), refused: None };
+        if let Some(fleet) = &spec.fleet
+            && let Err(e) = groups.ask(fleet, applied)
+        {
+            groups.why = Some(e.to_string());
         }
         groups
     }
 
-    fn in_force(&self, group: &GroupSpec) -> bool {
-        let groups = self.running.iter().flat_map(|running| &running.groups);
-        let mut groups = groups.filter(|is| is.name == group.name);
-        groups
-            .any(|is| is.rate_bit_s == group.rate.bit_s() && is.algorithm == group.algorithm.name())
+    fn ask(&mut self, fleet: &FleetSpec, applied: bool) -> Result<(), HttpError> {
+        self.running = api::status(&fleet.api)?;
+        let Some(running) = &self.running else { return Ok(()) };
+        // One that waits has no groups yet.
+        if running.up_ns == 0 || !same_file(&running.file, &self.spec.file) {
+            return Ok(());
+        }
+        self.changes = changes(self.spec, fleet, running);
+        if applied {
+            match api::reload(&fleet.api) {
+                Err(HttpError::Answer { why, .. }) => {
+                    (self.refused, self.changes) = (Some(why), Vec::new());
+                }
+                done => {
+                    done?;
+                    self.running = api::status(&fleet.api)?;
+                }
+            }
+        }
+        Ok(())
     }
 
-    pub fn json(&self) -> Vec<GroupPlanJson<'a>> {
-        let of = |group: &'a GroupSpec| GroupPlanJson {
-            name: &group.name,
-            in_force: self.in_force(group),
+    fn in_force(&self, group: &GroupSpec) -> bool {
+        let (Some(fleet), Some(running)) = (&self.spec.fleet, &self.running) else { return false };
+        let is = running.groups.iter().find(|is| is.name == group.name);
+        is.is_some_and(|is| differences(self.spec, fleet, group, is).is_empty())
+    }
+
+    /// The names of the groups that change, by what is done with them.
+    pub fn changed(&self, verb: &str) -> impl Iterator<Item = &str> {
+        let changes = self.changes.iter().filter(move |change| change.verb == verb);
+        changes.map(|change| &change.name[..])
+    }
+
+    /// Whether the daemon has them as the file says, or is not the file's.
+    pub fn is_same(&self) -> bool {
+        self.changes.is_empty()
+    }
+
+    pub fn json(&self) -> Vec<GroupPlanJson<'_>> {
+        let groups = self.spec.groups.iter().map(|group| (&group.name[..], self.in_force(group)));
+        let all = groups.chain(self.changed("remove").map(|name| (name, false)));
+        let of = |(name, in_force)| {
+            let change = self.changes.iter().find(|change| change.name == name);
+            GroupPlanJson {
+                name,
+                in_force,
+                action: change.map(|change| change.verb),
+                differences: change.map_or(&[], |change| &change.differences),
+            }
         };
-        self.spec.groups.iter().map(of).collect()
+        all.map(of).collect()
+    }
+
+    /// What the daemon does when it reads the file, or has done.
+    pub fn print_changes(&self, out: &mut impl Write) -> io::Result<()> {
+        let paint = Paint::stdout();
+        for Change { name, verb, differences } in &self.changes {
+            let line = match *verb {
+                "add" => paint.green(&format!("+ group `{name}`")),
+                "remove" => paint.red(&format!("- group `{name}` (not in the file)")),
+                _ => {
+                    let all: Vec<_> = differences.iter().map(ToString::to_string).collect();
+                    let all = all.join(", ");
+                    paint.yellow(&format!("~ group `{name}`: {all}"))
+                }
+            };
+            writeln!(out, "{line}")?;
+        }
+        Ok(())
     }
 
     /// What is true of the groups, which no `apply` can put in force.
@@ -161,6 +234,10 @@ impl<'a> Groups<'a> {
                     writeln!(out, "  group `{}` ({limits}): in force, node `{node}`", group.name)?;
                     continue;
                 }
+                _ if self.changes.iter().any(|change| change.name == group.name) => continue,
+                (Some(running), _) if self.refused.is_some() => {
+                    format!("{limits}: the daemon (process {}) refused this file", running.pid)
+                }
                 (Some(running), _) => format!(
                     "{limits}: the daemon (process {}) runs by {} and has it otherwise; have it read this \
                      file",
@@ -176,6 +253,51 @@ impl<'a> Groups<'a> {
         }
         Ok(())
     }
+}
+
+fn changes(spec: &Spec, fleet: &FleetSpec, running: &NodeStatus) -> Vec<Change> {
+    let of = |group: &GroupSpec| {
+        let name = group.name.clone();
+        let Some(is) = running.groups.iter().find(|is| is.name == name) else {
+            return Some(Change { name, verb: "add", differences: Vec::new() });
+        };
+        let differences = differences(spec, fleet, group, is);
+        (!differences.is_empty()).then_some(Change { name, verb: "change", differences })
+    };
+    let stays = |is: &&GroupStatus| !spec.groups.iter().any(|group| group.name == is.name);
+    let ends = running.groups.iter().filter(stays).map(|is| Change {
+        name: is.name.clone(),
+        verb: "remove",
+        differences: Vec::new(),
+    });
+    spec.groups.iter().filter_map(of).chain(ends).collect()
+}
+
+/// In what the daemon's group is not that of the file; what a daemon of another version does not say is no
+/// difference.
+fn differences(
+    spec: &Spec,
+    fleet: &FleetSpec,
+    group: &GroupSpec,
+    is: &GroupStatus,
+) -> Vec<Difference> {
+    let to = group.settings(fleet);
+    let none = || "none".to_owned();
+    let fields: BTreeSet<_> = to.keys().chain(is.settings.keys()).collect();
+    let settings = fields.into_iter().filter(|_| !is.settings.is_empty()).map(|field| {
+        let text = |of: &BTreeMap<_, String>| of.get(field).cloned().unwrap_or_else(none);
+        Difference { field: field.clone(), from: text(&is.settings), to: text(&to) }
+    });
+    let caps = is.limits.iter().filter_map(|limit| {
+        let to = spec.limits.iter().find(|one| one.name == limit.limit)?;
+        let to = to.options.queue(group.direction)?.rate;
+        Some(Difference {
+            field: format!("{} of {}", group.direction.name(), limit.limit),
+            from: output::rate(limit.ceiling_bit_s),
+            to: output::rate(to.bit_s()),
+        })
+    });
+    settings.chain(caps).filter(|d| d.from != d.to).collect()
 }
 
 fn same_file(running: &str, file: &str) -> bool {

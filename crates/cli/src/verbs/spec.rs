@@ -7,7 +7,7 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use jiff::{
     Zoned,
     civil::DateTime,
@@ -93,8 +93,10 @@ pub fn plan(store: &Path, run_dir: &Path, args: &PlanAtArgs) -> Result<ExitCode>
     let now = resolved(spec.clone(), &host, &at)?;
     let (wanted, waiting) = now.wanted(&host, &present)?;
     let plan = planned(&now.spec, &present, &wanted, (&waiting, &now.goal.off), args.prune)?;
-    print(&spec, run_dir, &plan, (&waiting, &now.goal.reports), args, false)?;
-    Ok(if plan.actions.is_empty() { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
+    let groups = Groups::look(&spec, false);
+    print(&spec, run_dir, &plan, (&waiting, &now.goal.reports), args, (&groups, false))?;
+    let is_same = plan.actions.is_empty() && groups.is_same();
+    Ok(if is_same { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
 
 /// A local time as a moment; of one that comes twice, the first.
@@ -129,7 +131,8 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
     });
     verbs::close(host);
     let plan = done?;
-    print(&spec, run_dir, &plan, (&waiting, &now.goal.reports), args, true)?;
+    let groups = Groups::look(&spec, true);
+    print(&spec, run_dir, &plan, (&waiting, &now.goal.reports), args, (&groups, true))?;
     if let Some(agent) = agent.filter(|agent| !agent.keeps(&args.file)) {
         let kept = plan.actions.iter().filter_map(|action| agent.limit(action.name()));
         for LimitReport { name, file, .. } in kept {
@@ -137,6 +140,10 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
                 "the agent keeps limit `{name}` as {file} says, and puts that back"
             ));
         }
+    }
+    if let Some(why) = &groups.refused {
+        let file = &spec.file;
+        bail!("the daemon refused {file}, and its groups stay as they were: {why}");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -205,10 +212,9 @@ fn print(
     plan: &Plan,
     (waiting, reports): (&[Waits], &[LimitReport]),
     args: &PlanArgs,
-    applied: bool,
+    (groups, applied): (&Groups<'_>, bool),
 ) -> Result<()> {
     let mut out = output::stdout();
-    let groups = Groups::look(spec, applied);
     if reports.iter().any(|report| report.next_change.is_some()) {
         scan::zone_problem().iter().for_each(|problem| refusal::warn(problem));
     }
@@ -245,7 +251,7 @@ fn print(
         let plan = PlanJson { file, actions, waiting, schedules, unmanaged, nics, groups };
         writeln!(out, "{}", serde_json::to_string_pretty(&plan)?)?;
     } else {
-        print_text(&mut out, spec, plan, (waiting, reports), applied)?;
+        print_text(&mut out, spec, plan, (waiting, reports), (groups, applied))?;
         if !is_followed && reports.iter().any(|report| report.next_change.is_some()) {
             let line = "! nobody follows these schedules: apply the file again at each change, or have \
                         `tidegate agent` keep it";
@@ -264,7 +270,7 @@ fn print_text(
     spec: &Spec,
     plan: &Plan,
     (waiting, reports): (&[Waits], &[LimitReport]),
-    applied: bool,
+    (groups, applied): (&Groups<'_>, bool),
 ) -> io::Result<()> {
     let paint = Paint::stdout();
     for action in plan.actions.iter().flat_map(parts) {
@@ -305,6 +311,7 @@ fn print_text(
             Action::Replace { .. } => {}
         }
     }
+    groups.print_changes(out)?;
     for waits in waiting {
         let then = match is_for_the_agent(&waits.scope) || is_moved(spec, waits) {
             true => ", and puts it on".to_owned(),
@@ -321,23 +328,26 @@ fn print_text(
     for name in &plan.unmanaged {
         writeln!(out, "  {name}: not in the file, left alone (--prune takes it off)")?;
     }
-    if plan.actions.is_empty() && !waiting.is_empty() {
+    let is_same = plan.actions.is_empty() && groups.is_same();
+    if is_same && !waiting.is_empty() {
         return writeln!(
             out,
             "Nothing to do until then: the other limits are as {} says.",
             spec.file
         );
     }
-    if plan.actions.is_empty() {
+    if is_same {
         return writeln!(out, "Nothing to do: the limits are as {} says.", spec.file);
     }
     let parts = || plan.actions.iter().flat_map(parts);
-    let count = |verb| parts().filter(|action| action.verb() == verb).count();
+    let count = |verb| {
+        parts().filter(|action| action.verb() == verb).count() + groups.changed(verb).count()
+    };
     let (add, remove) = (count("add"), count("remove"));
     // One may get and lose cgroups, get other programs, and change besides.
     let is_change = |action: &&Action| matches!(action.verb(), "change" | "members" | "take_over");
     let changed = plan.actions.iter().filter(is_change).map(Action::name);
-    let change = changed.collect::<BTreeSet<_>>().len();
+    let change = changed.collect::<BTreeSet<_>>().len() + groups.changed("change").count();
     if applied {
         writeln!(out, "Done: {add} added, {change} changed, {remove} removed.")
     } else {

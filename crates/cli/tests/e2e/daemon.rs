@@ -391,6 +391,12 @@ fn root_a_daemon_reads_its_file_again() {
     // The others are away: two of three acceptors are missing.
     daemon.wait_to_say("hears nobody");
     h0.change("rate = \"3mbit\"", "rate = \"6mbit\"");
+    h0.change("egress = \"100mbit\"", "egress = \"90mbit\"");
+    let plan = h0.command(&["plan", h0.file()]).output().unwrap();
+    let said = String::from_utf8(plan.stdout).unwrap();
+    assert_eq!(plan.status.code(), Some(3), "{said}");
+    let change = "~ group `uplink`: rate 3mbit -> 6mbit, egress of work 100mbit -> 90mbit\n";
+    assert!(said.contains(change) && said.contains("1 to change"), "{said}");
     signal(daemon.process.0.id(), Signal::HUP);
     daemon.wait_to_say("the spec was read again: group `uplink` begins");
     wait_for("twice its own part", || (h0.rate() == 2 * ALONE).then_some(()));
@@ -398,7 +404,10 @@ fn root_a_daemon_reads_its_file_again() {
     signal(daemon.process.0.id(), Signal::HUP);
     daemon.wait_to_say("the old one stays in force");
     h0.change("rate = \"6mbps\"", "rate = \"3mbit\"");
-    h0.apply();
+    h0.change("members =", "reserve = \"10%\"\nmembers =");
+    let said = h0.apply();
+    assert!(said.contains("~ group `uplink`: rate 6mbit -> 3mbit\n"), "{said}");
+    assert!(said.contains("group `uplink` (work): in force"), "{said}");
     wait_for("as it was, by apply", || (h0.rate() == ALONE).then_some(()));
     let set = h0.command(&["limit", "set", "work", "--egress", "9mbit"]).output().unwrap();
     let said = String::from_utf8(set.stdout).unwrap();
@@ -407,6 +416,9 @@ fn root_a_daemon_reads_its_file_again() {
     h0.change("node = \"h0\"", "node = \"h9\"");
     signal(daemon.process.0.id(), Signal::HUP);
     daemon.wait_to_say("[fleet] node is another: restart the daemon for that");
+    let (code, why) = refused(&mut h0.command(&["apply", h0.file()]));
+    let is_said = why.contains("the daemon refused ") && why.contains("[fleet] node is another");
+    assert!(code == 2 && is_said, "{code} {why}");
 
     // What the daemon says is in the metrics of `tidegate web`.
     let share = ALONE as f64 / 8.0;

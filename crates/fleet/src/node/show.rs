@@ -112,6 +112,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             epoch: epoch.map(|(number, ..)| number),
             leader: epoch.filter(|(n, ..)| *n > 0).map(|(_, leader, _)| self.name_of(leader)),
             lease_ns: epoch.map(|(.., left)| left),
+            settings: spec.settings(&self.fleet),
             limits: limits.collect(),
             members,
         }
