@@ -234,6 +234,12 @@ impl HostStatus {
         self.limits.iter().map(Row::Pinned).chain(waits)
     }
 
+    /// The socket of a daemon of a fleet that has died, on a host that has limits.
+    #[must_use]
+    pub fn fleet_died(&self) -> Option<&Path> {
+        self.fleet_left.as_deref().filter(|_| !self.limits.is_empty())
+    }
+
     #[must_use]
     pub fn warnings(&self) -> Warnings {
         let agent = self.agent.as_ref();
@@ -292,8 +298,7 @@ impl HostStatus {
         alarms.extend(self.limits.iter().flat_map(programs_before));
         alarms.extend(required);
         alarms.extend(agent.into_iter().flat_map(of_agent));
-        let left = self.fleet_left.iter().filter(|_| !self.limits.is_empty());
-        alarms.extend(left.map(|socket| of_daemon(socket, &self.limits)));
+        alarms.extend(self.fleet_died().map(|socket| of_daemon(socket, &self.limits)));
         alarms.extend(self.nics.iter().flat_map(of_nic));
         Warnings { alarms, waiting }
     }

@@ -43,4 +43,6 @@ pub struct StatusHead {
     /// How long it took.
     pub took_ns: u64,
     pub warnings: Warnings,
+    /// The daemon of a fleet has died.
+    pub fleet_died: bool,
 }

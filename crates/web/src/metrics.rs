@@ -254,7 +254,7 @@ const AGENT_STATES: [(LimitState, &str); 4] = [
 /// Every metric, in the order in which it is written.
 pub fn all() -> impl Iterator<Item = &'static Metric> {
     static OF_HOST: [Metric; 21] = METRICS;
-    static OF_FLEET: [Metric; 18] = fleet::METRICS;
+    static OF_FLEET: [Metric; 19] = fleet::METRICS;
     OF_HOST.iter().chain(&OF_FLEET)
 }
 

@@ -199,9 +199,9 @@ impl Reader {
         let read = status.map_err(|e| e.to_string()).and_then(|mut status| {
             status.fleet_left = left;
             let body = serde_json::to_string(&status).map_err(|e| e.to_string())?;
-            Ok((status.warnings(), body))
+            Ok((status.warnings(), status.fleet_died().is_some(), body))
         });
-        let (warnings, body) = match read {
+        let (warnings, fleet_died, body) = match read {
             Ok(read) => read,
             Err(why) => return (Head::Failed(why), String::new()),
         };
@@ -211,6 +211,7 @@ impl Reader {
             monotonic_ns: monotonic_ns(),
             took_ns: u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
             warnings,
+            fleet_died,
         };
         (Head::Status(head), body)
     }

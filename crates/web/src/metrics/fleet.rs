@@ -7,7 +7,16 @@ use super::{Metric, Number, Series, View, flag, real, text};
 const GROUP: &[&str] = &["group"];
 const GROUP_STATES: [&str; 5] = ["starting", "sharing", "alone", "stood_back", "cannot_drop"];
 
-pub(super) const METRICS: [Metric; 18] = [
+pub(super) const METRICS: [Metric; 19] = [
+    Metric::gauge(
+        "fleet_up",
+        &[],
+        "1: the daemon of the fleet runs; 0: it has died; absent: there is none",
+        |view, to| {
+            let is_known = node(view).is_some() || view.head.fleet_died;
+            to.extend(is_known.then(|| (Vec::new(), flag(node(view).is_some()))));
+        },
+    ),
     Metric::gauge(
         "fleet_node_info",
         &["node", "cluster"],

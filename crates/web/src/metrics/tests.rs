@@ -36,6 +36,15 @@ fn nothing_is_known_of_a_host_without_limits() {
 }
 
 #[test]
+fn a_daemon_that_has_died_is_down() {
+    let (head, history) =
+        (StatusHead { fleet_died: true, ..StatusHead::default() }, History::default());
+    let snapshot = Snapshot::default();
+    let text = render(View { snapshot: &snapshot, head: &head, history: &history }).unwrap();
+    assert!(text.contains("\ntidegate_fleet_up 0\n"), "{text}");
+}
+
+#[test]
 fn series_are_bounded() {
     let mut one = snapshot().limits.remove(0);
     one.ingress.clone_from(&one.egress);
