@@ -17,7 +17,10 @@ use tidegate_host::{
     plan::State,
     status::{LimitStatus, hold_ceilings},
 };
-use tidegate_sys::store::{Listing, StoreError, Waiting};
+use tidegate_sys::{
+    schemes::ends_leases,
+    store::{Listing, StoreError, Waiting},
+};
 
 use crate::report::{LimitReport, LimitState, Report, RunFiles};
 
@@ -353,12 +356,27 @@ fn of_agent(AgentStatus { running, stopped, report }: &AgentStatus) -> Vec<Strin
 }
 
 fn of_daemon(socket: &Path, limits: &[LimitStatus]) -> String {
-    let lent = limits.iter().filter(|limit| limit.lent).map(|limit| format!("`{}`", limit.name));
-    let lent: Vec<_> = lent.collect();
-    let names = if lent.is_empty() { String::new() } else { format!(": {}", lent.join(", ")) };
+    let keeps = |limit: &&LimitStatus| {
+        limit.settings.options.is_some_and(|options| !ends_leases(options.scheme))
+    };
+    let names = |limits: &mut dyn Iterator<Item = &LimitStatus>| {
+        limits.map(|limit| format!("`{}`", limit.name)).collect::<Vec<_>>().join(", ")
+    };
+    let lent = names(&mut limits.iter().filter(|limit| limit.lent));
+    died(socket, &lent, &names(&mut limits.iter().filter(keeps)))
+}
+
+/// `lent` and `keep` are names of limits: whose rates end, and whose schemes know no end of a rate.
+fn died(socket: &Path, lent: &str, keep: &str) -> String {
+    let before = |start: &str, names: &str, end: &str| match names {
+        "" => String::new(),
+        names => format!("{start}{names}{end}"),
+    };
     format!(
         "the daemon of the fleet has died; without it limits of its groups fall back to this host's reserved \
-         share{names}; start it again, or remove {} if this host has left the fleet",
+         share{}{}; start it again, or remove {} if this host has left the fleet",
+        before(": ", lent, ""),
+        before(", but ", keep, " only with `tidegate daemon --stand-down FILE`"),
         socket.display()
     )
 }
@@ -410,5 +428,24 @@ pub fn alarm(name: &str, scope: &Scope, state: State) -> Option<String> {
              no `fq` any more, so they are not delayed, only dropped beyond the horizon; `tidegate plan` and \
              `tc qdisc show` tell which; type: tc qdisc replace dev DEVICE root fq"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::scheme::SCHEMES;
+
+    use super::*;
+
+    #[test]
+    fn what_a_dead_daemon_leaves_is_said_by_limit() {
+        let kept = SCHEMES.iter().filter(|info| !ends_leases(info.scheme));
+        assert_eq!(kept.map(|info| info.name).collect::<Vec<_>>(), ["htb", "tbf"]);
+        let said = |lent, keep| died(Path::new("s"), lent, keep);
+        let all = "reserved share; start it again, or remove s if ";
+        assert!(said("", "").contains(all), "{}", said("", ""));
+        let some =
+            "reserved share: `a`, but `b` only with `tidegate daemon --stand-down FILE`; start";
+        assert!(said("`a`", "`b`").contains(some), "{}", said("`a`", "`b`"));
     }
 }

@@ -204,6 +204,12 @@ pub(crate) fn of(scheme: core::Scheme) -> &'static dyn Scheme {
     }
 }
 
+/// Whether a rate that is lent to a limit of this scheme ends by itself.
+#[must_use]
+pub fn ends_leases(scheme: core::Scheme) -> bool {
+    of(scheme).ends_leases()
+}
+
 /// Whether a limit needs other programs, or maps, to become another one. Else its settings are changed in
 /// place.
 pub fn needs_other_programs(from: &LimitOptions, to: &LimitOptions) -> bool {
