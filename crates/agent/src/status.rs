@@ -376,7 +376,11 @@ fn died(socket: &Path, lent: &str, keep: &str) -> String {
         "the daemon of the fleet has died; without it limits of its groups fall back to this host's reserved \
          share{}{}; start it again, or remove {} if this host has left the fleet",
         before(": ", lent, ""),
-        before(", but ", keep, " only with `tidegate daemon --stand-down FILE`"),
+        before(
+            ", but of ",
+            keep,
+            " those that are in a group only with `tidegate daemon --stand-down FILE`"
+        ),
         socket.display()
     )
 }
@@ -444,8 +448,8 @@ mod tests {
         let said = |lent, keep| died(Path::new("s"), lent, keep);
         let all = "reserved share; start it again, or remove s if ";
         assert!(said("", "").contains(all), "{}", said("", ""));
-        let some =
-            "reserved share: `a`, but `b` only with `tidegate daemon --stand-down FILE`; start";
+        let some = "share: `a`, but of `b` those that are in a group only with `tidegate daemon \
+                    --stand-down FILE`; start";
         assert!(said("`a`", "`b`").contains(some), "{}", said("`a`", "`b`"));
     }
 }
