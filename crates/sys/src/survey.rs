@@ -15,7 +15,7 @@ use tidegate_core::scheme::SCHEMES;
 use crate::{
     cgroup::{Hierarchy, is_cgroup2, mounts_of},
     device, features,
-    mounts::of_host_process,
+    mounts::{host_path, of_host_process},
     net::{
         Device, NetError, Netlink,
         qdisc::{Filter, QueueStats},
@@ -177,8 +177,14 @@ fn kernel() -> KernelFacts {
 }
 
 fn cgroups() -> CgroupMounts {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let v2 = mounts_of(&mounts, "cgroup2").find(|mount| is_cgroup2(mount));
+    let read = |file: &Path| fs::read_to_string(file).unwrap_or_default();
+    let mut mounts = read(Path::new("/proc/self/mountinfo"));
+    let mut v2 = mounts_of(&mounts, "cgroup2").find(|mount| is_cgroup2(mount));
+    // What hides the host's mounts from this process hides none of its cgroups.
+    if v2.is_none() {
+        mounts = read(&of_host_process("mountinfo"));
+        v2 = mounts_of(&mounts, "cgroup2").find(|mount| is_cgroup2(&host_path(mount)));
+    }
     let mut v1: Vec<_> = mounts_of(&mounts, "cgroup").collect();
     v1.sort();
     let unmounted =

@@ -90,6 +90,8 @@ fn works_through(host: &mut Host, through: &str, place: &Place) {
         assert!(table.contains(cgroup), "{from}: {table}");
         let said = host.ok(&format!("{from} $T explain {cgroup} --sample 10ms"));
         assert!(said.contains("`place-a`") && !said.contains("another store"), "{from}: {said}");
+        let said = host.ok(&format!("{from} $T doctor"));
+        assert!(said.contains("version 2 at /sys/fs/cgroup"), "{from}: {said}");
     }
     host.ok(&format!("{through} $T limit set place-a --egress 20mbit"));
     host.ok(&format!("{through} $T run --egress 1mbit true"));
