@@ -140,8 +140,8 @@ impl fmt::Display for Event {
             Event::TwoLives { node, later, earlier } => write!(
                 f,
                 "two machines run node `{node}`, at {later} and at {earlier}: one is a copy of the other, or \
-                 both have one name; the second stands back. Give each node its own name ([fleet] node) \
-                 and remove the copied state directory"
+                 both have one name; the one that started earlier stands back. Give each node its own name \
+                 ([fleet] node) and remove the copied state directory"
             ),
             Event::Version { node, from, theirs, ours } => write!(
                 f,

@@ -279,7 +279,12 @@ impl Group {
                 known == silent && self.spec.hosts > 1
             }
         };
-        let starting = !self.heard_any && now.0 < self.started.0.saturating_add(FRESH_LEAST.0);
+        let heard = match &self.control {
+            // In an epoch without a lease yet, it waits for one.
+            Control::Share(share) => share.grant().until > self.started,
+            _ => self.heard_any,
+        };
+        let starting = !heard && now.0 < self.started.0.saturating_add(FRESH_LEAST.0);
         // Acceptors may have answered, but nothing is divided before an epoch has begun.
         let divides = !matches!(&self.control, Control::Share(s) if s.epoch().number == 0);
         match alone {
@@ -503,7 +508,7 @@ impl Group {
             while let Some(event) = share.poll_event() {
                 match event {
                     Event::Store(saved) => (self.unsaved, news) = (Some(saved), true),
-                    Event::Entered(_) => self.heard_any = true,
+                    Event::Entered(_) => {}
                     Event::Left => self.left = true,
                 }
             }

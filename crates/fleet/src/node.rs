@@ -306,6 +306,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         }
         self.fleet = fleet;
         self.keys = keys;
+        self.agree();
         self.report_due = now;
         self.sync(now);
         Ok(changes)
@@ -320,6 +321,24 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         }
         self.greet_due = now;
         self.sync(now);
+    }
+
+    /// What was another group before this node read its file may be the same now.
+    fn agree(&mut self) {
+        let mut agreed = Vec::new();
+        for ((from, group), reported) in self.reports.iter_mut().filter(|(_, r)| r.differs) {
+            let ours = self.groups.iter().map(|held| held.group.spec());
+            let ours = ours.filter(|spec| spec.name == *group);
+            let mut numbers = ours.map(|spec| spec.settings_number(&self.fleet));
+            if numbers.any(|number| number == reported.report.number) {
+                reported.differs = false;
+                agreed.push((*from, group.clone()));
+            }
+        }
+        for (from, group) in agreed {
+            let node = self.name_of(from);
+            self.report(Event::Agrees { group, node });
+        }
     }
 
     /// A node's name, or its number where that is not known.

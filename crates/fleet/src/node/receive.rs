@@ -101,24 +101,27 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             return;
         }
         let before = self.rivals.insert(id, Rival { addr, heard: now });
-        if before.is_none_or(|one| is_over(now, one.heard)) {
-            let event = self.rival(id, addr);
+        if before.is_none_or(|one| is_over(now, one.heard))
+            && let Some(event) = self.rival(id, addr)
+        {
             self.report(event);
         }
     }
 
-    fn rival(&self, id: MemberId, earlier: SocketAddr) -> Event {
+    /// None if the life that is heard has taken the place of the other.
+    fn rival(&self, id: MemberId, earlier: SocketAddr) -> Option<Event> {
         if id == self.id {
-            return Event::SameName(self.name.clone(), earlier);
+            return Some(Event::SameName(self.name.clone(), earlier));
         }
-        let later = self.sessions.get(id).map_or(earlier, |peer| peer.addr);
-        Event::TwoLives { node: self.name_of(id), later, earlier }
+        let later = self.sessions.get(id)?.addr;
+        let node = self.name_of(id);
+        (later != earlier).then_some(Event::TwoLives { node, later, earlier })
     }
 
     /// Nodes of which two lives run, as far as both were heard lately.
     pub(super) fn rivals(&self, now: Nanos) -> impl Iterator<Item = Event> {
         let here = self.rivals.iter().filter(move |(_, one)| !is_over(now, one.heard));
-        here.map(|(id, one)| self.rival(*id, one.addr))
+        here.filter_map(|(id, one)| self.rival(*id, one.addr))
     }
 
     /// Takes a datagram: whether frames of a node that is proven were read, so that something may have

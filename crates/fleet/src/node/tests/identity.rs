@@ -226,3 +226,42 @@ fn other_hosts_or_another_interval_are_reported_and_the_group_goes_on() {
         }
     }
 }
+
+#[test]
+fn a_node_that_starts_again_after_a_clash_is_no_clash_with_itself() {
+    let mut fleet = Fleet::new(4, SHARE);
+    fleet.hosts[3].node = None;
+    fleet.run(5.0);
+    let later = fleet.hosts[2].session + (1 << 32);
+    start_as(&mut fleet, 3, "n2", later);
+    fleet.run(5.0);
+    let tells = |fleet: &Fleet| {
+        let told = |i| fleet.status(i).alerts.iter().any(|alert| alert.contains("two machines"));
+        (0..2).any(told)
+    };
+    assert!(tells(&fleet), "{:?}", fleet.status(0).alerts);
+    fleet.hosts[3].node = None;
+    start_as(&mut fleet, 2, "n2", later + (1 << 32));
+    fleet.run(5.0);
+    assert!(!tells(&fleet), "{:?}", fleet.status(0).alerts);
+}
+
+#[test]
+fn the_same_file_is_no_difference_once_it_is_read() {
+    let mut fleet = Fleet::new(3, SHARE);
+    fleet.run(5.0);
+    fleet.text = fleet.text.replace("rate = \"10mbit\"\nmembers", "rate = \"9mbit\"\nmembers");
+    let (spec, groups) = groups(&fleet.text);
+    for i in 0..3 {
+        let now = Nanos(fleet.now + fleet.hosts[i].skew);
+        let node = fleet.hosts[i].node.as_mut().unwrap();
+        node.reconfigure(now, spec.clone(), &groups, &BTreeMap::new(), ring(1)).unwrap();
+        if i < 2 {
+            fleet.run(8.0);
+        }
+    }
+    let differs = |alert: &String| alert.contains("other settings");
+    assert!(!fleet.status(2).alerts.iter().any(differs), "{:?}", fleet.status(2).alerts);
+    fleet.run(8.0);
+    assert!((0..3).all(|i| fleet.status(i).alerts.is_empty()), "{:?}", fleet.status(2).alerts);
+}

@@ -123,3 +123,22 @@ fn what_is_kept_free_for_who_is_not_heard_is_said() {
     assert_rates(&fleet, &[5.0, 5.0]);
     assert_eq!(fleet.status(0).alerts, Vec::<String>::new());
 }
+
+#[test]
+fn who_starts_does_not_say_that_it_hears_nobody_while_it_hears_others() {
+    for seed in 0..12 {
+        let mut fleet = Fleet::new(4, SHARE);
+        fleet.random = SmallRng::seed_from_u64(seed);
+        fleet.run(5.0);
+        for i in [2, 3] {
+            fleet.hosts[i].node = None;
+            fleet.run(3.0);
+            fleet.start(i, &format!("n{i}"), ring(1), true);
+            fleet.run(5.0);
+            assert_eq!(fleet.state(i), "sharing");
+        }
+        for host in &fleet.hosts {
+            assert!(!host.said.iter().any(|line| line.contains("hears nobody")), "{:?}", host.said);
+        }
+    }
+}
