@@ -168,6 +168,10 @@ pub enum FleetError {
     #[error("`{0}` is no address with a port; write for example `10.0.0.1:{PORT}`")]
     Address(String),
     #[error(
+        "no node is reached at `{0}`; write an address of this host, for example `10.0.0.1:{PORT}`"
+    )]
+    Unspecified(SocketAddr),
+    #[error(
         "`{0}` is no peer; write an address or a name, for example `10.0.0.1` or `web-1:{PORT}`"
     )]
     Peer(String),
@@ -213,8 +217,8 @@ pub enum FleetError {
         "algorithm `ctb` has its one limiter on one node; write for example center = \"web-1\""
     )]
     NoCenter,
-    #[error("is for algorithm `{0}` only")]
-    NotForThis(&'static str),
+    #[error("is for algorithm {} only", names(.0))]
+    NotForThis(&'static [Algorithm]),
     #[error("{0} hosts; write 1 to {1}{2}")]
     Hosts(i64, u32, &'static str),
     #[error("{0} peers an interval; write 1 to 16")]
@@ -243,6 +247,15 @@ pub enum FleetError {
     Interval(Nanos),
     #[error(transparent)]
     Options(#[from] OptionsError),
+}
+
+/// Algorithms in quotes, as in a sentence.
+fn names(algorithms: &[Algorithm]) -> String {
+    let names: Vec<_> = algorithms.iter().map(|one| format!("`{one}`")).collect();
+    match names.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        _ => names.concat(),
+    }
 }
 
 /// A node's number: the same wherever its name is known.
@@ -443,7 +456,12 @@ impl GroupSpec {
             }
             Algorithm::Share => {
                 let options = self.share_options(fleet, &fleet.acceptors[0], 1);
+                let is_short = |time: Nanos| time.0 < self.interval.0.saturating_mul(2);
                 let field = |e: &OptionsError| match e {
+                    OptionsError::Times if is_short(self.lease) && is_short(self.suspect) => {
+                        "interval"
+                    }
+                    OptionsError::Times if is_short(self.suspect) => "suspect",
                     OptionsError::Times => "lease",
                     _ => "algorithm",
                 };

@@ -281,7 +281,14 @@ impl Reader<'_> {
                 "name" => fleet.name = self.fleet_name(value, "name")?,
                 "node" => fleet.node = Some(self.fleet_name(value, "node")?),
                 "listen" => fleet.listen = self.address(value, "listen")?,
-                "advertise" => fleet.advertise = Some(self.address(value, "advertise")?),
+                "advertise" => {
+                    let address = self.address(value, "advertise")?;
+                    if address.ip().is_unspecified() {
+                        let refuse = self.fleet_error(value, "advertise");
+                        return Err(refuse(FleetError::Unspecified(address)));
+                    }
+                    fleet.advertise = Some(address);
+                }
                 "peers" => {
                     let refuse = self.fleet_error(value, "peers");
                     let list = self.list(value, "peers")?;
@@ -380,7 +387,7 @@ impl Reader<'_> {
         let mut group = GroupSpec::new(name, rate, algorithm);
         group.line = self.line(span);
         // Which fields are another algorithm's, once that is known.
-        let mut only: Vec<(&'static str, Algorithm, &Value<'_>)> = Vec::new();
+        let mut only: Vec<(&'static str, &'static [Algorithm], &Value<'_>)> = Vec::new();
         for (key, value) in in_order(fields) {
             match key.get_ref().as_ref() {
                 "name" | "rate" | "algorithm" => {}
@@ -407,6 +414,8 @@ impl Reader<'_> {
                         .ok_or_else(|| {
                             self.fleet_error(value, "branching")(FleetError::Branching(number))
                         })?;
+                    let gossip = &[Algorithm::Fps, Algorithm::Grd, Algorithm::Gtb];
+                    only.push(("branching", gossip, value));
                 }
                 "hosts" => {
                     let number = self.whole(value, "hosts")?;
@@ -421,19 +430,19 @@ impl Reader<'_> {
                             let refuse = self.fleet_error(value, "reserve");
                             refuse(FleetError::Reserve(text.to_owned()))
                         })?;
-                    only.push(("reserve", Algorithm::Share, value));
+                    only.push(("reserve", &[Algorithm::Share], value));
                 }
                 "lease" => {
                     group.lease = self.parse(value, "lease")?;
-                    only.push(("lease", Algorithm::Share, value));
+                    only.push(("lease", &[Algorithm::Share], value));
                 }
                 "suspect" => {
                     group.suspect = self.parse(value, "suspect")?;
-                    only.push(("suspect", Algorithm::Share, value));
+                    only.push(("suspect", &[Algorithm::Share], value));
                 }
                 "center" => {
                     group.center = Some(self.fleet_name(value, "center")?);
-                    only.push(("center", Algorithm::Ctb, value));
+                    only.push(("center", &[Algorithm::Ctb], value));
                 }
                 other => {
                     let problem = unknown(&GROUP_KEYS, "group", other);
@@ -441,8 +450,10 @@ impl Reader<'_> {
                 }
             }
         }
-        if let Some((field, of, value)) = only.iter().find(|(_, of, _)| *of != group.algorithm) {
-            return Err(self.fleet_error(value, field)(FleetError::NotForThis(of.name())));
+        if let Some((field, of, value)) =
+            only.iter().find(|(_, of, _)| !of.contains(&group.algorithm))
+        {
+            return Err(self.fleet_error(value, field)(FleetError::NotForThis(of)));
         }
         let spans = in_order(fields)
             .iter()
