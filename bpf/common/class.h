@@ -45,7 +45,7 @@ static inline __attribute__((always_inline)) __u64 cl_cost(__u64 bit_s)
 	return (CL_ONE_BIT_S_COST + bit_s / 2) / bit_s;
 }
 
-static inline __attribute__((always_inline)) __u64 cl_threshold(__u64 at_ceiling_ns, __u64 bytes,
+static inline __attribute__((always_inline)) __u64 cl_threshold(__u64 at_ceiling_ns, __u32 bytes,
 								__u64 cost)
 {
 	return fs_max(at_ceiling_ns, fs_min(vq_time_ns(bytes, cost), CL_MAX_SPAN_NS));

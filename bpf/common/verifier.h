@@ -2,8 +2,7 @@
 /*
  * Two helpers that spare the kernel's verifier work. The verifier follows both sides of each branch
  * with all that it has learnt there, and a limit is in force only when the verifier is done.
- * Without these helpers it takes half as long again for scheme `pace`. Neither changes what a
- * program does.
+ * Neither helper changes what a program does.
  */
 #ifndef TG_VERIFIER_H
 #define TG_VERIFIER_H

@@ -219,7 +219,7 @@ static inline __attribute__((always_inline)) void ep_take_sharers(struct tg_nrm_
 	sharers->weight = weight;
 	sharers->reserved =
 	    fs_part(fs_greater(queue->reserved_bit_s, queue->reserved_before_bit_s), rate_bit_s);
-	/* Zero, for none, wraps: it is more than any weight. */
+	/* Zero means none. Less one, it wraps to more than any weight. */
 	sharers->lightest =
 	    (__u32)fs_lesser((__u32)(queue->lightest - 1), (__u32)(queue->lightest_before - 1)) + 1;
 	queue->weight_before = queue->weight;

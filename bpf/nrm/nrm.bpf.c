@@ -193,7 +193,7 @@ __noinline int use(struct __sk_buff *skb, const struct vq_conf *conf, struct tg_
 	return 0;
 }
 
-/* How long that takes which a flow sends at once, paced or by its window. */
+/* How long the burst of a flow takes, paced or by its window. */
 VF_ONCE __u64 burst_ns(const struct vq_conf *conf, const struct tg_nrm_queue *queue,
 		       __u64 rate_bit_s, int windows)
 {
@@ -210,8 +210,8 @@ VF_ONCE __u64 burst_ns(const struct vq_conf *conf, const struct tg_nrm_queue *qu
 }
 
 /*
- * The backlog of the epoch that ends: without this packet, which was charged `cost_ns`, and above
- * what bursts that meet explain.
+ * The backlog of the epoch that ends: without this packet, which was charged `cost_ns`, and beyond
+ * what bursts that coincide explain.
  */
 VF_ONCE __u64 standing_backlog_ns(const struct vq_conf *conf, const struct tg_nrm_queue *queue,
 				  const struct arrival *packet, __u64 cost_ns)

@@ -58,8 +58,14 @@ pub const MOVES_MAX: usize = 1024;
 
 /// The state of an engine, or of the API server, that does not answer begins so.
 pub const AWAY: &str = "away: ";
-/// ... and is this while nothing has come yet.
+/// The state until the first answer.
 const SILENT: &str = "has not answered yet";
+
+/// Whether an engine, or the API server, of this state answers.
+#[must_use]
+pub fn answers(state: &str) -> bool {
+    !state.starts_with(AWAY) && state != SILENT
+}
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq)]
@@ -514,9 +520,10 @@ impl Agent {
         if self.engine_states.is_empty() {
             return Some("no engine of containers has been found".to_owned());
         }
-        let silent = self.engine_states.iter().filter_map(|(socket, state)| {
+        let silent = self.engine_states.iter().filter(|(_, state)| !answers(state));
+        let silent = silent.map(|(socket, state)| {
             let is = if state.starts_with(AWAY) { "is " } else { "" };
-            (!is.is_empty() || state == SILENT).then(|| format!("{socket} {is}{state}"))
+            format!("{socket} {is}{state}")
         });
         let silent: Vec<_> = silent.collect();
         (!silent.is_empty()).then(|| silent.join(", "))
@@ -566,7 +573,7 @@ impl Agent {
     }
 }
 
-/// The state of one that is asked, and was in another before: asked again it is still away.
+/// The state when one is asked. One that was away stays away until it answers.
 fn asked(before: Option<&String>) -> String {
     before.filter(|state| state.starts_with(AWAY)).cloned().unwrap_or_else(|| SILENT.to_owned())
 }

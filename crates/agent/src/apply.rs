@@ -95,13 +95,6 @@ fn within(
     if !plan.actions.is_empty() {
         host.reserve_journal()?;
         perform(host, &plan, &mut applied);
-        let done = plan.actions.iter().filter(|done| !applied.refused.contains_key(done.name()));
-        let changes = done.map(|done| (done.name(), done.differences()));
-        let changes = changes.filter(|(_, changes)| !changes.is_empty()).map(|(name, changes)| {
-            let changes: Vec<_> = changes.iter().map(ToString::to_string).collect();
-            format!("limit `{name}` changed: {}", changes.join(", "))
-        });
-        applied.changes = if applied.signal.is_none() { changes.collect() } else { Vec::new() };
         // Made by hand, inside a limit that was put on again.
         applied.problems.extend(plan.actions.iter().filter_map(|action| match action {
             Action::Remove { limit, reason: reason @ Reason::ScopeGone }
@@ -173,7 +166,7 @@ fn planned(
         }
         applied.problems.push(error.to_string());
         let before = present.len();
-        // One that is in no file and has no place any more keeps no other away.
+        // A limit made by hand whose place is gone does not block the others.
         present.retain(|limit| limit.name != error.limit());
         if present.len() == before {
             let refused = wanted.iter().map(|limit| (limit.name.clone(), error.to_string()));
@@ -193,7 +186,10 @@ fn perform(host: &mut LockedHost, plan: &Plan, applied: &mut Applied) {
     };
     if plan.actions.iter().any(takes) && plan.actions.len() > 1 {
         match apply::apply(host, &plan.actions) {
-            Ok(()) => return,
+            Ok(()) => {
+                applied.changes.extend(plan.actions.iter().filter_map(changed));
+                return;
+            }
             Err(error) => {
                 if is_stop(&error, applied) {
                     return;
@@ -223,8 +219,17 @@ fn perform(host: &mut LockedHost, plan: &Plan, applied: &mut Applied) {
                 error => error.to_string(),
             };
             applied.refused.insert(action.name().to_owned(), source);
+        } else {
+            applied.changes.extend(changed(action));
         }
     }
+}
+
+/// What an action that is done has changed of a limit.
+fn changed(action: &Action) -> Option<String> {
+    let changes: Vec<_> = action.differences().iter().map(ToString::to_string).collect();
+    (!changes.is_empty())
+        .then(|| format!("limit `{}` changed: {}", action.name(), changes.join(", ")))
 }
 
 /// Whether a signal came between two steps.

@@ -9,7 +9,7 @@ use std::{
     convert::Infallible,
     io,
     path::Path,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::{Bytes, BytesMut};
@@ -31,8 +31,10 @@ const ANSWER_MAX: usize = LINE_MAX / 2;
 const EVENT_MAX: usize = 1 << 20;
 /// How long an engine may take for the list.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What follows an event within this is asked for together with it.
+/// What follows an event within this is asked for together with it ...
 const GATHER: Duration = Duration::from_millis(1);
+/// ... but nothing is put off longer.
+const GATHER_MAX: Duration = Duration::from_millis(100);
 /// Containers that are asked for at once at most.
 const ASKED_MAX: usize = 64;
 /// Containers that have only been made are listed too: their names are known before they run.
@@ -111,15 +113,17 @@ async fn ask(socket: &Path) -> Result<Infallible, Failure> {
     say(&Line::Listed(list(socket, LIST).await?))?;
     let mut part = BytesMut::new();
     loop {
-        // With many containers an engine takes long to answer, and each tells several events when it starts.
+        // With many containers an engine takes long to answer, and each container causes several events.
         let mut changed = BTreeSet::new();
         let mut frame = Some(events.body_mut().frame().await);
+        let until = Instant::now() + GATHER_MAX;
         while let Some(next) = frame {
             if let Ok(data) = next.ok_or(Failure::Closed)??.into_data() {
                 take(&mut part, &data, &mut changed)?;
             }
             let more = time::timeout(GATHER, events.body_mut().frame());
-            frame = if changed.len() < ASKED_MAX { more.await.ok() } else { None };
+            let waits = changed.len() < ASKED_MAX && Instant::now() < until;
+            frame = if waits { more.await.ok() } else { None };
         }
         let mut changed = changed.into_iter().map(|id| format!("%22{id}%22")).peekable();
         while changed.peek().is_some() {

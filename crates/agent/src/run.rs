@@ -422,10 +422,12 @@ impl Shell<'_> {
             let _ = key;
             (self.say)(text);
         }
-        // One for each match waits under its own name alone.
+        // A limit with `each` is listed under its own name only while nothing matches.
         let has_matches = |key: &str| {
-            let one = key.split(" of ").next().map(|limit| format!("{limit}-"));
-            one.is_some_and(|one| now.keys().any(|key| key.starts_with(&one)))
+            let Some((limit, file)) = key.split_once(" of ") else { return false };
+            let (one, of) = (format!("{limit}-"), format!(" of {file}"));
+            let is_new = |key: &&String| !self.said.contains_key(*key);
+            now.keys().filter(is_new).any(|key| key.starts_with(&one) && key.ends_with(&of))
         };
         let gone = self.said.keys().filter(|key| key.starts_with(LIMIT) && !now.contains_key(*key));
         let gone: Vec<_> = gone.filter(|key| !has_matches(key)).collect();

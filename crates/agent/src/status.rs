@@ -237,12 +237,6 @@ impl HostStatus {
         self.limits.iter().map(Row::Pinned).chain(waits)
     }
 
-    /// The socket of a daemon of a fleet that has died, on a host that has limits.
-    #[must_use]
-    pub fn fleet_died(&self) -> Option<&Path> {
-        self.fleet_left.as_deref().filter(|_| !self.limits.is_empty())
-    }
-
     #[must_use]
     pub fn warnings(&self) -> Warnings {
         let agent = self.agent.as_ref();
@@ -301,7 +295,8 @@ impl HostStatus {
         alarms.extend(self.limits.iter().flat_map(programs_before));
         alarms.extend(required);
         alarms.extend(agent.into_iter().flat_map(of_agent));
-        alarms.extend(self.fleet_died().map(|socket| of_daemon(socket, &self.limits)));
+        let left = self.fleet_left.iter().filter(|_| !self.limits.is_empty());
+        alarms.extend(left.map(|socket| of_daemon(socket, &self.limits)));
         alarms.extend(self.nics.iter().flat_map(of_nic));
         Warnings { alarms, waiting }
     }
@@ -373,13 +368,13 @@ fn died(socket: &Path, lent: &str, keep: &str) -> String {
         names => format!("{start}{names}{end}"),
     };
     format!(
-        "the daemon of the fleet has died; without it limits of its groups fall back to this host's reserved \
-         share{}{}; start it again, or remove {} if this host has left the fleet",
+        "the daemon of the fleet has died. Without it limits of its groups fall back to this host's reserved \
+         share{}.{} Start it again, or remove {} if this host has left the fleet",
         before(": ", lent, ""),
         before(
-            ", but of ",
+            " Of ",
             keep,
-            " those that are in a group only with `tidegate daemon --stand-down FILE`"
+            ", those in a group keep their rates until `tidegate daemon --stand-down FILE`."
         ),
         socket.display()
     )
@@ -446,10 +441,10 @@ mod tests {
         let kept = SCHEMES.iter().filter(|info| !ends_leases(info.scheme));
         assert_eq!(kept.map(|info| info.name).collect::<Vec<_>>(), ["htb", "tbf"]);
         let said = |lent, keep| died(Path::new("s"), lent, keep);
-        let all = "reserved share; start it again, or remove s if ";
+        let all = "reserved share. Start it again, or remove s if ";
         assert!(said("", "").contains(all), "{}", said("", ""));
-        let some = "share: `a`, but of `b` those that are in a group only with `tidegate daemon \
-                    --stand-down FILE`; start";
+        let some = "share: `a`. Of `b`, those in a group keep their rates until `tidegate daemon \
+                    --stand-down FILE`. Start";
         assert!(said("`a`", "`b`").contains(some), "{}", said("`a`", "`b`"));
     }
 }

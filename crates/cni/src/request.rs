@@ -1,6 +1,6 @@
 //! What a runtime asks for: a command and names from the environment, the rest from the configuration.
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use tidegate_host::settings::SchemeSetting;
 
@@ -77,7 +77,7 @@ struct Config {
     scheme: Option<String>,
     #[serde(rename = "prevResult", default)]
     result: Option<Value>,
-    #[serde(rename = "cni.dev/valid-attachments", default)]
+    #[serde(rename = "cni.dev/valid-attachments", default, deserialize_with = "given")]
     valid: Option<Vec<Attachment>>,
 }
 
@@ -191,6 +191,11 @@ fn check(command: Command, config: &Config) -> Result<(), CniError> {
         return Err(CniError::new(Code::Config, problem));
     }
     Ok(())
+}
+
+/// A list that is there. Runtimes in Go write an empty one as null.
+fn given<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Vec<Attachment>>, D::Error> {
+    Option::<Vec<Attachment>>::deserialize(from).map(|list| Some(list.unwrap_or_default()))
 }
 
 /// The names of an interface, as the specification has them.

@@ -120,7 +120,7 @@ pub fn cost_of_byte(rate: Rate) -> u64 {
 }
 
 /// How long `bytes` take when each costs `cost` 2^-24 ns, rounded down. The kernel's header is exact for
-/// bytes of 32 bits and each cost up to 2^56, which is that of 2 bit/s.
+/// bytes of 32 bits and each cost up to 2^56, which is more than that at 2 bit/s.
 #[must_use]
 pub fn time_of(bytes: u64, cost: u64) -> Nanos {
     let time = (u128::from(bytes) * u128::from(cost)) >> COST_SHIFT;

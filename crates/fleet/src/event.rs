@@ -193,8 +193,8 @@ impl fmt::Display for Event {
             }
             Event::KeptFree { group, bit_s, nodes } => write!(
                 f,
-                "group `{group}` keeps {} free for `{}`, not heard: the limits there may pass that. If a \
-                 host is gone for good, give the group another name in the files of all hosts",
+                "group `{group}` keeps {} free for `{}`, which it does not hear: limits there may still use \
+                 it. If a host is gone for good, give the group another name in the files of all hosts",
                 rate(*bit_s),
                 nodes.join("`, `")
             ),

@@ -39,9 +39,12 @@ pub type Answer = Response<Full<Bytes>>;
 /// Why a socket cannot be had, or nobody asked there.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// It knows nothing of what it was asked for.
+    /// It does not have what was asked for.
     #[error("{0}")]
     Unknown(String),
+    /// It does not do what it was asked to do.
+    #[error("{path}: {why}")]
+    Refused { path: String, why: String },
     /// A process answers there.
     #[error("{0}: another process answers there")]
     Taken(String),
@@ -182,6 +185,10 @@ pub fn request(path: &Path, method: Method, what: &str) -> Result<Option<Bytes>,
             return Ok(Some(body));
         }
         let why = String::from_utf8_lossy(&body).trim().to_owned();
-        Err(if status == StatusCode::NOT_FOUND { HttpError::Unknown(why) } else { refuse(why) })
+        Err(match status {
+            StatusCode::NOT_FOUND => HttpError::Unknown(why),
+            StatusCode::CONFLICT => HttpError::Refused { path: name(), why },
+            _ => refuse(why),
+        })
     })
 }

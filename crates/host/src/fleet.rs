@@ -8,7 +8,7 @@ use tidegate_core::{
         MemberId,
         aggregate::VECTOR_MAX,
         message::ACCEPTORS_MAX,
-        share::{Acceptor, MEMBERS_MAX, OptionsError, Share, ShareOptions},
+        share::{Acceptor, MEMBERS_MAX, OptionsError, Share, ShareOptions, TIME_MAX},
     },
 };
 
@@ -91,6 +91,9 @@ pub enum Algorithm {
     Share,
 }
 
+/// Those that gossip along a tree.
+pub const GOSSIP: &[Algorithm] = &[Algorithm::Fps, Algorithm::Grd, Algorithm::Gtb];
+
 impl Algorithm {
     /// All, with their names in a spec file.
     pub const ALL: [(Algorithm, &'static str); 5] = [
@@ -168,7 +171,7 @@ pub enum FleetError {
     #[error("`{0}` is no address with a port; write for example `10.0.0.1:{PORT}`")]
     Address(String),
     #[error(
-        "no node is reached at `{0}`; write an address of this host, for example `10.0.0.1:{PORT}`"
+        "no node can be reached at `{0}`; write an address of this host, for example `10.0.0.1:{PORT}`"
     )]
     Unspecified(SocketAddr),
     #[error(
@@ -371,7 +374,7 @@ impl GroupSpec {
         }
     }
 
-    /// Its settings as a spec file has them, those that are left out, too.
+    /// All its settings as a spec file would have them, with the defaults.
     #[must_use]
     pub fn settings(&self, fleet: &FleetSpec) -> BTreeMap<String, String> {
         let of_all = [
@@ -380,7 +383,6 @@ impl GroupSpec {
             ("members", self.members.join(", ")),
             ("direction", self.direction.name().to_owned()),
             ("interval", self.interval.to_string()),
-            ("branching", self.branching.to_string()),
             ("hosts", self.hosts.to_string()),
         ];
         let of_share = [
@@ -390,8 +392,10 @@ impl GroupSpec {
             ("acceptors", fleet.acceptors.join(", ")),
         ];
         let of_share = of_share.into_iter().filter(|_| self.algorithm == Algorithm::Share);
+        let branching = GOSSIP.contains(&self.algorithm);
+        let branching = branching.then(|| ("branching", self.branching.to_string()));
         let center = self.center.iter().map(|center| ("center", center.clone()));
-        let all = of_all.into_iter().chain(of_share).chain(center);
+        let all = of_all.into_iter().chain(of_share).chain(branching).chain(center);
         all.map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
@@ -456,12 +460,12 @@ impl GroupSpec {
             }
             Algorithm::Share => {
                 let options = self.share_options(fleet, &fleet.acceptors[0], 1);
-                let is_short = |time: Nanos| time.0 < self.interval.0.saturating_mul(2);
+                let least = self.interval.0.saturating_mul(2);
                 let field = |e: &OptionsError| match e {
-                    OptionsError::Times if is_short(self.lease) && is_short(self.suspect) => {
-                        "interval"
+                    OptionsError::Times if self.lease.0.max(self.suspect.0) < least => "interval",
+                    OptionsError::Times if (least..=TIME_MAX.0).contains(&self.lease.0) => {
+                        "suspect"
                     }
-                    OptionsError::Times if is_short(self.suspect) => "suspect",
                     OptionsError::Times => "lease",
                     _ => "algorithm",
                 };

@@ -331,7 +331,7 @@ impl Patch {
             exempt: self.exempt.unwrap_or(base.exempt),
             matched: self.matched.unwrap_or(base.matched),
         };
-        // Others than before would be limited.
+        // Without it the limit would apply to other traffic than before.
         for field in who(&limit) {
             if !scheme.info().has(field) {
                 return refuse(field, SettingsProblem::NotOfScheme { scheme, field });

@@ -9,7 +9,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::Registry,
 };
-use tidegate_agent::report::LimitState;
+use tidegate_agent::{agent::answers, report::LimitState};
 use tidegate_sys::{BUILD, intf::OUTCOME_TABLE};
 
 use crate::{
@@ -229,7 +229,7 @@ const METRICS: [Metric; 21] = [
         |view, to| {
             let engines = view.snapshot.agent.iter().flat_map(|agent| &agent.report.engines);
             for (socket, state) in engines {
-                to.push((text([socket]), flag(!state.starts_with("away"))));
+                to.push((text([socket]), flag(answers(state))));
             }
         },
     ),

@@ -199,7 +199,7 @@ impl Reader {
         let read = status.map_err(|e| e.to_string()).and_then(|mut status| {
             status.fleet_left = left;
             let body = serde_json::to_string(&status).map_err(|e| e.to_string())?;
-            Ok((status.warnings(), status.fleet_died().is_some(), body))
+            Ok((status.warnings(), status.fleet_left.is_some(), body))
         });
         let (warnings, fleet_died, body) = match read {
             Ok(read) => read,

@@ -80,7 +80,7 @@ pub fn run(listen: &[SocketAddr]) -> Result<(), ServerError> {
     socket.set_nonblocking(true)?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     LocalSet::new().block_on(&runtime, async {
-        // The reader takes the end of the link for the end of this process: errors are said before.
+        // First: once the link ends, the reader kills this process, and it could not say why it fails.
         let mut listeners = Vec::new();
         for &address in listen {
             let listener = TcpListener::bind(address).await;

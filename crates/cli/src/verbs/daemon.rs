@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 use serde::Serialize;
-use tidegate_core::Direction;
+use tidegate_core::{Direction, Rate};
 use tidegate_fleet::{
     api,
     daemon::{self, DaemonOptions},
@@ -112,10 +112,10 @@ pub struct GroupPlanJson<'a> {
     differences: &'a [Difference],
 }
 
-/// What the daemon of a file has otherwise.
+/// How a group of the running daemon differs from the file.
 struct Change {
     name: String,
-    /// As of limits.
+    /// `add`, `change` or `remove`, as for limits.
     verb: &'static str,
     differences: Vec<Difference>,
 }
@@ -126,6 +126,7 @@ pub struct Groups<'a> {
     running: Option<NodeStatus>,
     why: Option<String>,
     changes: Vec<Change>,
+    applied: bool,
     /// Why the daemon does not take the file.
     pub refused: Option<String>,
 }
@@ -133,8 +134,8 @@ pub struct Groups<'a> {
 impl<'a> Groups<'a> {
     /// Asks the daemon; after an `apply` it reads its file again.
     pub fn look(spec: &'a Spec, applied: bool) -> Groups<'a> {
-        let mut groups =
-            Groups { spec, running: None, why: None, changes: Vec::new(), refused: None };
+        let (running, why, changes, refused) = (None, None, Vec::new(), None);
+        let mut groups = Groups { spec, running, why, changes, applied, refused };
         if let Some(fleet) = &spec.fleet
             && let Err(e) = groups.ask(fleet, applied)
         {
@@ -150,18 +151,19 @@ impl<'a> Groups<'a> {
         if running.up_ns == 0 || !same_file(&running.file, &self.spec.file) {
             return Ok(());
         }
-        self.changes = changes(self.spec, fleet, running);
+        let changes = changes(self.spec, fleet, running);
         if applied {
             match api::reload(&fleet.api) {
-                Err(HttpError::Answer { why, .. }) => {
-                    (self.refused, self.changes) = (Some(why), Vec::new());
+                Err(HttpError::Refused { why, .. }) => {
+                    self.refused = Some(why);
+                    return Ok(());
                 }
-                done => {
-                    done?;
-                    self.running = api::status(&fleet.api)?;
-                }
+                done => drop(done?),
             }
+            self.running = api::status(&fleet.api)?;
         }
+        // One that has ended meanwhile has none.
+        self.changes = if self.running.is_some() { changes } else { Vec::new() };
         Ok(())
     }
 
@@ -177,6 +179,10 @@ impl<'a> Groups<'a> {
         changes.map(|change| &change.name[..])
     }
 
+    fn changes(&self, group: &str) -> Option<&Change> {
+        self.changes.iter().find(|change| change.name == group)
+    }
+
     /// Whether the daemon has them as the file says, or is not the file's.
     pub fn is_same(&self) -> bool {
         self.changes.is_empty()
@@ -186,7 +192,7 @@ impl<'a> Groups<'a> {
         let groups = self.spec.groups.iter().map(|group| (&group.name[..], self.in_force(group)));
         let all = groups.chain(self.changed("remove").map(|name| (name, false)));
         let of = |(name, in_force)| {
-            let change = self.changes.iter().find(|change| change.name == name);
+            let change = self.changes(name);
             GroupPlanJson {
                 name,
                 in_force,
@@ -234,7 +240,7 @@ impl<'a> Groups<'a> {
                     writeln!(out, "  group `{}` ({limits}): in force, node `{node}`", group.name)?;
                     continue;
                 }
-                _ if self.changes.iter().any(|change| change.name == group.name) => continue,
+                _ if !self.applied && self.changes(&group.name).is_some() => continue,
                 (Some(running), _) if self.refused.is_some() => {
                     format!("{limits}: the daemon (process {}) refused this file", running.pid)
                 }
@@ -264,8 +270,8 @@ fn changes(spec: &Spec, fleet: &FleetSpec, running: &NodeStatus) -> Vec<Change> 
         let differences = differences(spec, fleet, group, is);
         (!differences.is_empty()).then_some(Change { name, verb: "change", differences })
     };
-    let stays = |is: &&GroupStatus| !spec.groups.iter().any(|group| group.name == is.name);
-    let ends = running.groups.iter().filter(stays).map(|is| Change {
+    let is_gone = |is: &&GroupStatus| !spec.groups.iter().any(|group| group.name == is.name);
+    let ends = running.groups.iter().filter(is_gone).map(|is| Change {
         name: is.name.clone(),
         verb: "remove",
         differences: Vec::new(),
@@ -273,20 +279,27 @@ fn changes(spec: &Spec, fleet: &FleetSpec, running: &NodeStatus) -> Vec<Change> 
     spec.groups.iter().filter_map(of).chain(ends).collect()
 }
 
-/// In what the daemon's group is not that of the file; what a daemon of another version does not say is no
-/// difference.
+/// The settings in which the daemon's group differs from the file.
 fn differences(
     spec: &Spec,
     fleet: &FleetSpec,
     group: &GroupSpec,
     is: &GroupStatus,
 ) -> Vec<Difference> {
-    let to = group.settings(fleet);
+    let (mut from, mut to) = (is.settings.clone(), group.settings(fleet));
+    if from.is_empty() {
+        // A daemon of an earlier version says no more.
+        let rate = Rate::from_bit_s(is.rate_bit_s).map(|rate| rate.to_string());
+        from = [("rate", rate.unwrap_or_default()), ("algorithm", is.algorithm.clone())]
+            .map(|(field, text)| (field.to_owned(), text))
+            .into();
+        to.retain(|field, _| from.contains_key(field));
+    }
     let none = || "none".to_owned();
-    let fields: BTreeSet<_> = to.keys().chain(is.settings.keys()).collect();
-    let settings = fields.into_iter().filter(|_| !is.settings.is_empty()).map(|field| {
+    let fields: BTreeSet<_> = to.keys().chain(from.keys()).collect();
+    let settings = fields.into_iter().map(|field| {
         let text = |of: &BTreeMap<_, String>| of.get(field).cloned().unwrap_or_else(none);
-        Difference { field: field.clone(), from: text(&is.settings), to: text(&to) }
+        Difference { field: field.clone(), from: text(&from), to: text(&to) }
     });
     let caps = is.limits.iter().filter_map(|limit| {
         let to = spec.limits.iter().find(|one| one.name == limit.limit)?;

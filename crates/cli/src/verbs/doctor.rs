@@ -1,9 +1,9 @@
 //! `tidegate doctor`: what this host can do for limits, and what to do.
 
-use std::{io::Write, path::Path, process::ExitCode};
+use std::{fs, io::Write, os::unix::fs::MetadataExt, path::Path, process::ExitCode};
 
 use anyhow::Result;
-use tidegate_agent::{agent::AWAY, report::GateState, status::AgentStatus};
+use tidegate_agent::{agent::answers, report::GateState, status::AgentStatus};
 use tidegate_fleet::api;
 use tidegate_host::{
     doctor::{Finding, Report, Seen, Service, Verdict, judge},
@@ -65,12 +65,15 @@ fn agent(run_dir: &Path) -> Service {
     }
     for (socket, state) in &status.report.engines {
         let line = format!("{socket}: {state}");
-        match state.starts_with(AWAY) {
-            true => agent.lacks.push((line, "limits stay as they are until it answers".to_owned())),
-            false => agent.does.push(line),
+        match answers(state) {
+            true => agent.does.push(line),
+            false => {
+                agent.lacks.push((line, "limits stay as they are until it answers".to_owned()))
+            }
         }
     }
-    match run_dir.join(SOCKET).exists() {
+    // Without the group it is for root alone.
+    match fs::metadata(run_dir.join(SOCKET)).is_ok_and(|meta| meta.mode() & 0o060 != 0) {
         true => agent.does.push("members of its group may use `tidegate run`".to_owned()),
         false => agent.lacks.push((
             "only root may use `tidegate run`: there was no group `tidegate` when it started"

@@ -523,7 +523,7 @@ fn root_a_daemon_that_has_died_is_missed() {
     signal(daemon.process.0.id(), Signal::KILL);
     daemon.process.exit_code();
     let (code, said) = check();
-    let died = "the daemon of the fleet has died; without it limits of its groups";
+    let died = "the daemon of the fleet has died. Without it limits of its groups";
     assert!(code == 3 && said.contains(died) && said.contains(": `work`"), "{code} {said}");
     let doctor = host.command(&["doctor", "--json"]).output().unwrap();
     let doctor: Value = serde_json::from_slice(&doctor.stdout).unwrap();

@@ -158,6 +158,9 @@ fn root_users_limit_ends_with_the_run_and_outlives_the_agent() {
     let mut agent = bed.agent_of("no-such-group", 0o600);
     wait_for("the sweep", || place.limits().is_empty().then_some(()));
     objects.wait_until_off();
+    let doctor = place.tidegate().arg("doctor").output().unwrap();
+    let said = String::from_utf8(doctor.stdout).unwrap();
+    assert!(said.contains("there was no group `tidegate`"), "{said}");
     let output = bed.run(&["--egress", "1mbit"]).arg("true").output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && said.contains("sudo groupadd --system"), "{said}");

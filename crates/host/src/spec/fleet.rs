@@ -6,8 +6,8 @@ use tidegate_core::{Direction, Rate};
 
 use super::*;
 use crate::fleet::{
-    self as config, API_SOCKET, Algorithm, FleetError, FleetSpec, GROUPS_MAX, GroupSpec, PEERS_MAX,
-    PORT, STATE_DIR, TlsFiles,
+    self as config, API_SOCKET, Algorithm, FleetError, FleetSpec, GOSSIP, GROUPS_MAX, GroupSpec,
+    PEERS_MAX, PORT, STATE_DIR, TlsFiles,
     url::{Url, shown},
 };
 use crate::key::Key;
@@ -414,8 +414,7 @@ impl Reader<'_> {
                         .ok_or_else(|| {
                             self.fleet_error(value, "branching")(FleetError::Branching(number))
                         })?;
-                    let gossip = &[Algorithm::Fps, Algorithm::Grd, Algorithm::Gtb];
-                    only.push(("branching", gossip, value));
+                    only.push(("branching", GOSSIP, value));
                 }
                 "hosts" => {
                     let number = self.whole(value, "hosts")?;

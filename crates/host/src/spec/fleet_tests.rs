@@ -68,6 +68,7 @@ fn groups_that_are_none() {
     assert_snapshot!(group("interval = \"1ms\""), @"f.toml:18: interval: the interval is 1ms; write 20ms to 1 min, for example 250ms");
     assert_snapshot!(group("lease = \"300ms\""), @"f.toml:18: lease: give an interval above zero, and lease and suspect from twice that to an hour");
     assert_snapshot!(group("suspect = \"1ms\""), @"f.toml:18: suspect: give an interval above zero, and lease and suspect from twice that to an hour");
+    assert_snapshot!(group("suspect = \"7200s\""), @"f.toml:18: suspect: give an interval above zero, and lease and suspect from twice that to an hour");
     assert_snapshot!(group("interval = \"5s\""), @"f.toml:18: interval: give an interval above zero, and lease and suspect from twice that to an hour");
     assert_snapshot!(group("branching = 100"), @"f.toml:18: branching: 100 peers an interval; write 1 to 16");
     assert_snapshot!(group("branching = 4"), @"f.toml:18: branching: is for algorithm `fps`, `grd` or `gtb` only");
@@ -102,7 +103,7 @@ fn fleets_that_are_none() {
     assert_snapshot!(fleet("acceptors = [\"a\", \"a\"]"), @"f.toml:4: acceptors: name 1 to 9 different acceptors");
     assert_snapshot!(fleet("seeds = []"), @"f.toml:4: unknown field `seeds`; did you mean `peers`?");
     assert_snapshot!(fleet("peer = []"), @"f.toml:4: unknown field `peer`; did you mean `peers`?");
-    assert_snapshot!(fleet("advertise = \"0.0.0.0:7946\""), @"f.toml:4: advertise: no node is reached at `0.0.0.0:7946`; write an address of this host, for example `10.0.0.1:7946`");
+    assert_snapshot!(fleet("advertise = \"0.0.0.0:7946\""), @"f.toml:4: advertise: no node can be reached at `0.0.0.0:7946`; write an address of this host, for example `10.0.0.1:7946`");
     let missing = Spec::parse("f.toml", "[fleet]\nname = \"prod\"").unwrap_err();
     assert_snapshot!(missing.to_string(), @r#"f.toml:1: keys: missing; write for example `keys = "/etc/tidegate/fleet.keys"`"#);
     let list = Spec::parse("f.toml", "[[fleet]]\nname = \"prod\"").unwrap_err();

@@ -183,7 +183,7 @@ fn agent_child_tells_the_containers_of_an_engine() {
         all.iter().map(|_| line()["changed"][0].as_str().unwrap().to_owned()).collect();
     assert_eq!(told, all);
     let asked = engine.known.lock().unwrap().asked - before;
-    assert!(asked < 10, "asked {asked} times for 101 containers");
+    assert!(asked < all.len(), "asked {asked} times for 101 containers");
     drop(parent);
     assert_eq!(child.exit_code(), 0);
 }

@@ -252,7 +252,9 @@ fn the_same_file_is_no_difference_once_it_is_read() {
     fleet.run(5.0);
     fleet.text = fleet.text.replace("rate = \"10mbit\"\nmembers", "rate = \"9mbit\"\nmembers");
     let (spec, groups) = groups(&fleet.text);
+    let differs = |alert: &String| alert.contains("other settings");
     for i in 0..3 {
+        assert_eq!(fleet.status(2).alerts.iter().any(differs), i > 0);
         let now = Nanos(fleet.now + fleet.hosts[i].skew);
         let node = fleet.hosts[i].node.as_mut().unwrap();
         node.reconfigure(now, spec.clone(), &groups, &BTreeMap::new(), ring(1)).unwrap();
@@ -260,7 +262,6 @@ fn the_same_file_is_no_difference_once_it_is_read() {
             fleet.run(8.0);
         }
     }
-    let differs = |alert: &String| alert.contains("other settings");
     assert!(!fleet.status(2).alerts.iter().any(differs), "{:?}", fleet.status(2).alerts);
     fleet.run(8.0);
     assert!((0..3).all(|i| fleet.status(i).alerts.is_empty()), "{:?}", fleet.status(2).alerts);
