@@ -225,7 +225,7 @@ fn perform(host: &mut LockedHost, plan: &Plan, applied: &mut Applied) {
     }
 }
 
-/// What an action that is done has changed of a limit.
+/// The settings that an action has changed, as a sentence.
 fn changed(action: &Action) -> Option<String> {
     let changes: Vec<_> = action.differences().iter().map(ToString::to_string).collect();
     (!changes.is_empty())

@@ -31,7 +31,7 @@ const ANSWER_MAX: usize = LINE_MAX / 2;
 const EVENT_MAX: usize = 1 << 20;
 /// How long an engine may take for the list.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What follows an event within this is asked for together with it ...
+/// Events that follow the first one within this are asked for together with it ...
 const GATHER: Duration = Duration::from_millis(1);
 /// ... but nothing is put off longer.
 const GATHER_MAX: Duration = Duration::from_millis(100);

@@ -251,7 +251,7 @@ impl Group {
         (part / u128::from(hosts)) as u64
     }
 
-    /// What it keeps free for others that it does not hear, in bit/s, and who they are.
+    /// The rate that it keeps free for members that it does not hear, in bit/s, and these members.
     #[must_use]
     pub fn kept_free(&self, now: Nanos) -> (u64, Vec<MemberId>) {
         match self.gossips() && self.state(now) == State::Sharing {

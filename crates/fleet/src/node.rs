@@ -323,7 +323,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         self.sync(now);
     }
 
-    /// What was another group before this node read its file may be the same now.
+    /// A group that differed before this node read its file may be the same now.
     fn agree(&mut self) {
         let mut agreed = Vec::new();
         for ((from, group), reported) in self.reports.iter_mut().filter(|(_, r)| r.differs) {

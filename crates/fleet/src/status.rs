@@ -132,7 +132,7 @@ pub struct GroupStatus {
     pub leader: Option<String>,
     /// With `share`: how long what it holds is good.
     pub lease_ns: Option<u64>,
-    /// What its daemon has read, by the names and in the form of a spec file.
+    /// The settings that its daemon has read, by the names and in the form of a spec file.
     #[serde(default)]
     pub settings: BTreeMap<String, String>,
     pub limits: Vec<LimitStatus>,

@@ -91,7 +91,7 @@ pub enum Algorithm {
     Share,
 }
 
-/// Those that gossip along a tree.
+/// The algorithms whose hosts gossip along a tree.
 pub const GOSSIP: &[Algorithm] = &[Algorithm::Fps, Algorithm::Grd, Algorithm::Gtb];
 
 impl Algorithm {

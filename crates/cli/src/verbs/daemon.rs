@@ -105,7 +105,7 @@ pub struct GroupPlanJson<'a> {
     name: &'a str,
     /// A daemon runs that has the group as the file says.
     in_force: bool,
-    /// What the daemon does with it when it reads the file, or has done.
+    /// The daemon does this with it when it reads the file, or has done so.
     #[serde(skip_serializing_if = "Option::is_none")]
     action: Option<&'static str>,
     #[serde(skip_serializing_if = "<[Difference]>::is_empty")]
@@ -203,7 +203,7 @@ impl<'a> Groups<'a> {
         all.map(of).collect()
     }
 
-    /// What the daemon does when it reads the file, or has done.
+    /// Prints the changes that the daemon makes when it reads the file, or has made.
     pub fn print_changes(&self, out: &mut impl Write) -> io::Result<()> {
         let paint = Paint::stdout();
         for Change { name, verb, differences } in &self.changes {

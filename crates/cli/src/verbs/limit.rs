@@ -120,7 +120,7 @@ fn reverted(host: &Host, run_dir: &Path, name: &str) -> String {
     })
 }
 
-/// What becomes of a rate that the daemon of a fleet decides, if that runs.
+/// Says that the daemon of a fleet decides a rate, if it runs.
 fn of_group(daemon: &Path, name: &str, changes: &[Difference]) -> String {
     let Ok(Some(node)) = api::status(daemon) else { return String::new() };
     let has = |group: &&GroupStatus| {

@@ -15,7 +15,6 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
 };
 
 use rustix::process::Signal;
@@ -44,9 +43,6 @@ pub(super) struct Engine {
     known: Arc<Mutex<Known>>,
     over: Arc<AtomicBool>,
 }
-
-/// Until an engine that is busy answers.
-const BUSY: Duration = Duration::from_millis(5);
 
 impl Engine {
     pub(super) fn start(socket: PathBuf) -> Engine {
@@ -122,9 +118,9 @@ fn serve(mut stream: UnixStream, shared: &Mutex<Known>) {
         return;
     }
     known.asked += 1;
-    while known.is_busy {
+    if known.is_busy {
         drop(known);
-        thread::sleep(BUSY);
+        wait_for("an engine that answers", || (!shared.lock().unwrap().is_busy).then_some(()));
         known = shared.lock().unwrap();
     }
     let asked = |container: &&Value| {

@@ -123,7 +123,7 @@ impl Vector {
         (others.count(), self.unheard(now, fresh).count())
     }
 
-    /// Those that had no news within `fresh`, and have not left.
+    /// The members that had no news within `fresh`, and have not left.
     pub fn unheard(&self, now: Nanos, fresh: Nanos) -> impl Iterator<Item = MemberId> {
         let since = now.0.saturating_sub(fresh.0);
         let of = move |(member, known): (&MemberId, &Known)| {
