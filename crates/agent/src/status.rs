@@ -2,6 +2,7 @@
 //! and `tidegate web` shows; and what of it somebody should be told.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -89,6 +90,10 @@ impl AgentStatus {
         if !self.running {
             return;
         }
+        // Of two limits of one name the other one is on the host.
+        let mut seen = BTreeSet::new();
+        let twice = self.report.limits.iter().map(|limit| limit.name.clone());
+        let twice: BTreeSet<_> = twice.filter(|name| !seen.insert(name.clone())).collect();
         for limit in &mut self.report.limits {
             let is_there = limits.iter().any(|is| is.name == limit.name);
             match limit.state {
@@ -96,7 +101,7 @@ impl AgentStatus {
                     let why = "something has taken it off; the agent puts it back";
                     (limit.state, limit.reason) = (LimitState::Refused, Some(why.to_owned()));
                 }
-                LimitState::Refused if is_there => {
+                LimitState::Refused if is_there && !twice.contains(&limit.name) => {
                     let reason = limit.reason.get_or_insert_default();
                     reason.push_str(STAYS);
                 }

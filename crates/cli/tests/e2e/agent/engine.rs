@@ -175,9 +175,9 @@ fn agent_child_tells_the_containers_of_an_engine() {
     all.iter().for_each(|id| engine.add(id, "one of many", &json!({})));
     engine.known.lock().unwrap().is_busy = false;
     assert_eq!(line()["changed"][0], id('c'));
-    let told: BTreeSet<_> =
+    let changed: BTreeSet<_> =
         all.iter().map(|_| line()["changed"][0].as_str().unwrap().to_owned()).collect();
-    assert_eq!(told, all);
+    assert_eq!(changed, all);
     let asked = engine.known.lock().unwrap().asked - before;
     assert!(asked < all.len(), "asked {asked} times for 101 containers");
     drop(parent);

@@ -236,8 +236,8 @@ fn a_node_that_starts_again_after_a_clash_is_no_clash_with_itself() {
     start_as(&mut fleet, 3, "n2", later);
     fleet.run(5.0);
     let tells = |fleet: &Fleet| {
-        let told = |i| fleet.status(i).alerts.iter().any(|alert| alert.contains("two machines"));
-        (0..2).any(told)
+        let warns = |i| fleet.status(i).alerts.iter().any(|alert| alert.contains("two machines"));
+        (0..2).any(warns)
     };
     assert!(tells(&fleet), "{:?}", fleet.status(0).alerts);
     fleet.hosts[3].node = None;
