@@ -88,6 +88,8 @@ pub enum Event {
     Pods(Line<Pod>),
     /// The goal was applied; why limits of it were refused, by name.
     Applied(BTreeMap<String, String>),
+    /// Nothing of the goal was applied, and why.
+    NotApplied(String),
     /// Processes were moved, or could not be; why, by name of the limit's cgroup.
     Moved(BTreeMap<String, String>),
     /// What became of the gate, or of what was decided.
@@ -289,6 +291,14 @@ impl Agent {
                 self.refused = refused;
                 self.decide(&BTreeSet::new(), now);
             }
+            Event::NotApplied(why) => {
+                let asked = self.goal.limits.iter().map(|goal| &goal.limit.name);
+                // What was to come off is still there.
+                let gone = self.managed.difference(&self.inherited);
+                let names = asked.chain(gone.filter(|name| !self.goal.has(name)));
+                let refused = names.map(|name| (name.clone(), why.clone())).collect();
+                self.handle(Event::Applied(refused), now);
+            }
             Event::Gate(report) => {
                 if report.state != self.gate.state {
                     self.decisions.clear();
@@ -376,7 +386,10 @@ impl Agent {
             let limits =
                 self.files.iter().flat_map(|files| &files.specs).flat_map(|spec| &spec.limits);
             let own = limits.filter(|limit| limit.follow.moves).map(|limit| limit.name.clone());
-            let own = own.collect();
+            let mut own: BTreeSet<_> = own.collect();
+            if !self.errors.is_empty() {
+                own.extend(self.inherited.iter().cloned());
+            }
             let devices = self.devices().map(str::to_owned).collect();
             return Some(Action::Scan { programs: self.asks_for_programs(), own, devices });
         }

@@ -169,8 +169,9 @@ fn planned(
         // A limit made by hand whose place is gone does not block the others.
         present.retain(|limit| limit.name != error.limit());
         if present.len() == before {
-            let refused = wanted.iter().map(|limit| (limit.name.clone(), error.to_string()));
-            applied.refused.extend(refused);
+            let over = present.iter().map(|limit| &limit.name).filter(|name| prune(name));
+            let names = wanted.iter().map(|limit| &limit.name).chain(over);
+            applied.refused.extend(names.map(|name| (name.clone(), error.to_string())));
             return Plan::default();
         }
     }

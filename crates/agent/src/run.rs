@@ -363,10 +363,7 @@ impl Shell<'_> {
                 }
             }
             Err(StoreError::Stopped { .. }) => Event::Stop,
-            Err(error) => {
-                let names = goal.limits.iter().map(|goal| goal.limit.name.clone());
-                Event::Applied(names.map(|name| (name, error.to_string())).collect())
-            }
+            Err(error) => Event::NotApplied(error.to_string()),
         }
     }
 

@@ -18,6 +18,8 @@ struct Bed {
     cgroups: BTreeMap<String, u64>,
     /// Refused by the kernel.
     refuses: BTreeSet<String>,
+    /// Why nothing can be applied.
+    busy: Option<String>,
     /// In force, with the rate in words.
     host: BTreeMap<String, String>,
     /// Cgroups of some limits of the host, by name.
@@ -37,6 +39,8 @@ struct Bed {
     programs: Vec<Program>,
     /// Why no process can be moved.
     no_move: Option<String>,
+    /// The limits whose processes the last scan has left where they are.
+    own: BTreeSet<String>,
 }
 
 impl Bed {
@@ -48,6 +52,7 @@ impl Bed {
             disk: Files::default(),
             cgroups: BTreeMap::new(),
             refuses: BTreeSet::new(),
+            busy: None,
             host: BTreeMap::new(),
             on: BTreeMap::new(),
             applied: 0,
@@ -59,6 +64,7 @@ impl Bed {
             unwatched: false,
             programs: Vec::new(),
             no_move: None,
+            own: BTreeSet::new(),
         }
     }
 
@@ -73,7 +79,8 @@ impl Bed {
             let Some(action) = self.agent.next(self.now, &self.wall) else { return };
             let event = match action {
                 Action::ReadFiles => Event::Read(self.disk.clone()),
-                Action::Scan { .. } => {
+                Action::Scan { own, .. } => {
+                    self.own = own;
                     let (cgroups, programs) = (self.cgroups.clone(), self.programs.clone());
                     let world = World { cgroups, programs, ..World::default() };
                     Event::Scanned { world, whole: !self.unwatched }
@@ -143,6 +150,9 @@ impl Bed {
 
     fn apply(&mut self, goal: &Goal, managed: &BTreeSet<String>) -> Event {
         self.applied += 1;
+        if let Some(why) = &self.busy {
+            return Event::NotApplied(why.clone());
+        }
         let ids = goal.limits.iter().flat_map(|goal| &goal.cgroups).map(|(_, id)| id);
         let held = ids.filter(|id| self.is_held(**id)).map(|id| format!("limit {id}"));
         let held: Vec<_> = held.collect();
@@ -255,6 +265,40 @@ fn what_does_not_come_off_is_said_until_it_does() {
     bed.refuses.clear();
     bed.pass(RETRY_MAX);
     assert!(bed.host.is_empty() && bed.report.errors.is_empty());
+}
+
+#[test]
+fn what_is_to_come_off_while_the_store_is_busy_comes_off_later() {
+    let mut bed = Bed::new();
+    bed.cgroups.extend([("a.service".into(), 1), ("b.service".into(), 2)]);
+    let a = unit("a", "egress = \"1mbit\"");
+    for left in [a.as_str(), "limit = []"] {
+        bed.busy = None;
+        bed.write(&(a.clone() + &unit("b", "egress = \"1mbit\"")));
+        assert_eq!(bed.host.len(), 2);
+        bed.busy = Some("busy".into());
+        bed.write(left);
+        assert!(bed.report.managed.contains("b"), "the next agent's, too");
+        let said = "limit `b`, which is in no file: busy".to_owned();
+        assert!(bed.report.errors.contains(&said), "{:?}", bed.report.errors);
+        bed.busy = None;
+        bed.pass(RETRY_MAX);
+        assert!(!bed.host.contains_key("b") && bed.report.errors.is_empty());
+    }
+    assert!(bed.host.is_empty());
+}
+
+#[test]
+fn processes_of_a_limit_that_cannot_be_read_stay_where_the_agent_before_has_moved_them() {
+    let mut bed = Bed::new();
+    let moved = BTreeSet::from(["moved".to_owned()]);
+    bed.agent = Agent::new("/etc/tidegate", 2, moved.clone(), DEADLINE);
+    bed.write("[[limit]]\nname = \"moved\"\negress = \"1mbps\"\n");
+    assert_eq!(bed.own, moved);
+    bed.write("limit = []");
+    bed.handle(Event::CgroupsChanged);
+    bed.pass(SCAN_GAP);
+    assert!(bed.own.is_empty());
 }
 
 #[test]
