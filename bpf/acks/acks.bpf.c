@@ -37,12 +37,20 @@ struct {
 	__type(value, struct ac_limit);
 } limits SEC(".maps");
 
-struct {
+struct ac_states {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct ac_state);
 } states SEC(".maps");
+
+/* `states` of the limit's other direction, if that is limited: its queue is where ACKs wait. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(values, struct ac_states);
+} other_states SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -111,6 +119,16 @@ static __always_inline struct ahead waiting(const struct ac_limit *l, struct ac_
 	/* Times have a bound. */
 	ahead.bytes = fs_max(sp_bytes(&l->spring, ahead.ns), queued);
 	return ahead;
+}
+
+/* How long an ACK waits behind this program, in the queue of the other direction. */
+static __always_inline __u64 ack_waits(__u64 now)
+{
+	__u32 key = 0;
+	void *others = bpf_map_lookup_elem(&other_states, &key);
+	const struct ac_state *other = others ? bpf_map_lookup_elem(others, &key) : 0;
+
+	return other ? wt_short_debt(&other->account, now) : 0;
 }
 
 static __always_inline int is_syn(const struct tcp_packet *packet)
@@ -315,21 +333,23 @@ static __always_inline __u16 spring(const struct ac_limit *l, struct ac_state *s
 	struct sp_ack ack = {.ack = packet->ack, .raw = packet->window};
 	struct ahead ahead = waiting(l, s, now);
 	__u32 epoch = s->epoch + 1;
-	__u64 smooth = s->backlog_ns;
+	__u64 smooth = s->backlog_ns, rtt_ns;
 
 	s->backlog_ns = smooth - (smooth >> BACKLOG_SHIFT) + (ahead.ns >> BACKLOG_SHIFT);
 	sp_rtt_ack(&flow->rtt, packet->ack, now, l->wait.cost);
-	if (flow->rtt.least_ns > s->longest_ns)
-		s->longest_ns = flow->rtt.least_ns;
+	/* The sender has to wait for both. */
+	rtt_ns = flow->rtt.least_ns + ack_waits(now);
+	if (rtt_ns > s->longest_ns)
+		s->longest_ns = rtt_ns;
 	/* A flow gets its share with its handshake. */
 	if (!flow->epoch || packet->ack != flow->acked)
 		ac_count_flow(s, &flow->epoch);
 	ac_turn_epoch(l, s, now, ahead.bytes, flow->mss);
 	ack.scale = packet->flags & TCP_SYN ? 0 : flow->scale;
 	ack.bare = !packet->payload && !(packet->flags & (TCP_SYN | TCP_FIN));
-	return sp_say(&flow->edge, &ack,
-		      sp_window(&l->spring, s->share, flow->rtt.least_ns, flow->mss,
-				sp_phase(flow->hash, epoch)));
+	return sp_say(
+	    &flow->edge, &ack,
+	    sp_window(&l->spring, s->share, rtt_ns, flow->mss, sp_phase(flow->hash, epoch)));
 }
 
 /* Whether the ACK that leaves has ECE. */

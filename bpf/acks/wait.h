@@ -12,6 +12,8 @@
 
 /* Upper bound of a wait. */
 #define WT_MAX_NS 1000000000ULL
+/* The longest packet that a stack builds, with the headers of its segments. */
+#define WT_LONGEST_BYTES (65536 + 45 * 66)
 
 struct wt_conf {
 	/* Cost of a byte in 2^-24 ns. */
@@ -38,6 +40,13 @@ static inline __attribute__((always_inline)) __u64 wt_debt(const struct wt_accou
 	__u64 finish = *(const volatile __u64 *)&account->finish_ns;
 
 	return finish > now_ns ? finish - now_ns : 0;
+}
+
+/* The debt, at most that of the longest packet. */
+static inline __attribute__((always_inline)) __u64 wt_short_debt(const struct wt_account *account,
+								 __u64 now_ns)
+{
+	return fs_min(wt_debt(account, now_ns), vq_time_ns(WT_LONGEST_BYTES, account->cost));
 }
 
 /* The debt is in bytes: at another rate it is another time. */

@@ -14,6 +14,10 @@
 //! left last, at most `longest`. If the account is higher, packets were dropped that it has counted, and it
 //! is corrected.
 //!
+//! An ACK that gets its window before it reaches a shaper waits for the [short debt](Account::short_debt): a
+//! debt that is longer is a queue, which that shaper's own law is about to remove. A window that made up for
+//! such a queue in the other direction would be a queue in this one, and the two would feed each other.
+//!
 //! When a lease ends, the rate is no longer that of the shaper, but its qdisc goes on as before. Then the
 //! account alone holds the lower rate: what comes when the [debt](Account::debt) exceeds [`Config::most`] is
 //! dropped.
@@ -22,7 +26,7 @@
 
 use crate::{
     units::{Nanos, Rate},
-    virtual_queue::{COST_SHIFT, MAX_PACKET_BYTES, cost_of_byte, scaled},
+    virtual_queue::{COST_SHIFT, MAX_PACKET_BYTES, cost_of_byte, scaled, time_of},
 };
 
 /// The default of the longest packet that a stack builds, with the headers of its segments.
@@ -48,8 +52,7 @@ impl Config {
     #[must_use]
     pub fn new(rate: Rate, burst: Nanos) -> Self {
         let cost = cost_of_byte(rate);
-        let longest = Nanos(((u128::from(LONGEST_BYTES) * u128::from(cost)) >> COST_SHIFT) as u64);
-        Config { cost, burst, longest: longest.min(MAX_WAIT) }
+        Config { cost, burst, longest: time_of(LONGEST_BYTES, cost).min(MAX_WAIT) }
     }
 
     /// The largest debt where only the account holds the rate: the credit, or a connection's first segments.
@@ -95,6 +98,12 @@ impl Account {
     #[must_use]
     pub fn debt(&self, now: Nanos) -> Nanos {
         Nanos(self.finish.0.saturating_sub(now.0))
+    }
+
+    /// The debt, at most that of the longest packet.
+    #[must_use]
+    pub fn short_debt(&self, now: Nanos) -> Nanos {
+        self.debt(now).min(time_of(LONGEST_BYTES, self.cost))
     }
 
     /// How long a packet waits that comes now. `queued` is the queue as a time at the rate.

@@ -68,6 +68,11 @@ __u64 native_wt_debt(const struct wt_account *account, __u64 now_ns)
 	return wt_debt(account, now_ns);
 }
 
+__u64 native_wt_short_debt(const struct wt_account *account, __u64 now_ns)
+{
+	return wt_short_debt(account, now_ns);
+}
+
 void native_fc_ack(const struct sp_conf *conf, struct fc_count *count, struct fc_mark *mark,
 		   __u32 ack, __u64 now_ns)
 {

@@ -7,15 +7,20 @@
 pub mod intf;
 mod pins;
 
-use std::{mem::MaybeUninit, net::SocketAddr, path::Path};
+use std::{
+    mem::MaybeUninit,
+    net::SocketAddr,
+    os::fd::{AsFd, AsRawFd},
+    path::Path,
+};
 
 use bytemuck::{bytes_of, pod_read_unaligned};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, ProgramAttachType};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, OpenObject, ProgramAttachType};
 use tidegate_core::{Direction, Nanos, Rate, dem, spring, wait};
 
 use crate::{
     backlog::Backlog,
-    bpf::{load_error, load_skel, lookup_cpus, map_error, open_skel, reuse},
+    bpf::{create_map, load_error, load_skel, lookup_cpus, map_error, open_skel, reuse},
     device::{self, Hooked, Target},
     limit::{Lease, LimitError},
     query::Side,
@@ -128,8 +133,22 @@ pub struct AttachedAcks {
 
 const KEY: [u8; 4] = 0u32.to_ne_bytes();
 
+/// What the flows of each direction of a limit share, by the index of the direction. The programs of a
+/// direction read how long ACKs wait in the queue of the other one.
+///
+/// # Errors
+/// [`LimitError::Map`].
+pub fn new_states() -> Result<[MapHandle; 2], LimitError> {
+    let one = || {
+        let states = create_map(MapType::Array, "states", size_of::<intf::State>(), 1)?;
+        let state = intf::State { share: spring::ONE, ..intf::State::default() };
+        states.update(&KEY, bytes_of(&state), MapFlags::ANY).map(|()| states)
+    };
+    Ok([one().map_err(map_error("states"))?, one().map_err(map_error("states"))?])
+}
+
 /// Puts the programs on a device, in front of the queue that `backlog` tells, for what the workload sends or
-/// receives.
+/// receives. `states` are those of both directions ([`new_states`]).
 ///
 /// # Errors
 /// [`LimitError`]; nothing is left then.
@@ -138,9 +157,12 @@ pub fn attach(
     direction: Direction,
     options: &AcksOptions,
     backlog: &Backlog,
+    states: &[MapHandle; 2],
 ) -> Result<AttachedAcks, LimitError> {
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-    let acks = load(&mut storage, target.is_port(), direction, None)?;
+    let states = |direction| &states[crate::intf::index(direction)];
+    let (own, other) = (states(direction), states(direction.other()));
+    let acks = load(&mut storage, target.is_port(), direction, own, Some(other), None)?;
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("acks"));
     let maps = AcksMaps {
         limits: handle(&acks.maps.limits)?,
@@ -149,8 +171,6 @@ pub fn attach(
         counters: handle(&acks.maps.counters)?,
         flows: handle(&acks.maps.flows)?,
     };
-    let state = intf::State { share: spring::ONE, ..intf::State::default() };
-    maps.states.update(&KEY, bytes_of(&state), MapFlags::ANY).map_err(map_error("states"))?;
     maps.set(options)?;
     maps.set_backlog(backlog)?;
     let programs = [(direction, &acks.progs.acks_data), (direction.other(), &acks.progs.acks_back)];
@@ -159,11 +179,14 @@ pub fn attach(
     Ok(AttachedAcks { maps, hooked })
 }
 
-/// Loads the programs, with maps that are there if there are some.
+/// Loads the programs, with the states of their direction and of the other one, if that is limited, and with
+/// maps that are there if there are some.
 fn load<'a>(
     storage: &'a mut MaybeUninit<OpenObject>,
     is_port: bool,
     direction: Direction,
+    states: &MapHandle,
+    other: Option<&MapHandle>,
     earlier: Option<&AcksMaps>,
 ) -> Result<skel::acks::AcksSkel<'a>, LimitError> {
     let mut open = open_skel::<skel::acks::AcksSkelBuilder>(storage, "acks")?;
@@ -173,25 +196,36 @@ fn load<'a>(
     };
     open.progs.acks_data.set_attach_type(side(direction));
     open.progs.acks_back.set_attach_type(side(direction.other()));
+    reuse(&mut open.maps.states, states)?;
     if let Some(maps) = earlier {
         reuse(&mut open.maps.limits, &maps.limits)?;
-        reuse(&mut open.maps.states, &maps.states)?;
         reuse(&mut open.maps.backlogs, &maps.backlogs)?;
         reuse(&mut open.maps.counters, &maps.counters)?;
         reuse(&mut open.maps.flows, &maps.flows)?;
     }
-    load_skel(open, "acks")
+    let acks = load_skel(open, "acks")?;
+    if let Some(other) = other {
+        let fd = other.as_fd().as_raw_fd().to_ne_bytes();
+        let done = acks.maps.other_states.update(&KEY, &fd, MapFlags::ANY);
+        done.map_err(map_error("other_states"))?;
+    }
+    Ok(acks)
 }
 
 /// Loads the programs of a limit that is pinned in `dir` once more, with the maps that they have.
 pub(crate) fn reload(dir: &Path, limit: &crate::intf::Limit) -> Result<Vec<Successor>, LimitError> {
     let mut all = Vec::new();
+    let open =
+        |direction| AcksMaps::open(&dir_of(dir, direction)).map_err(|_| LimitError::Layout("acks"));
     for direction in pins::directions(limit) {
+        let maps = open(direction)?;
+        let mut both = pins::directions(limit);
+        let other = both.find(|other| *other != direction).map(open).transpose()?;
+        let other = other.as_ref().map(|other| &other.states);
         let dir = dir_of(dir, direction);
-        let maps = AcksMaps::open(&dir).map_err(|_| LimitError::Layout("acks"))?;
         let is_port = limit.flags & crate::intf::FLAG_PORT != 0;
         let mut storage = MaybeUninit::uninit();
-        let acks = load(&mut storage, is_port, direction, Some(&maps))?;
+        let acks = load(&mut storage, is_port, direction, &maps.states, other, Some(&maps))?;
         let link = |direction| LINKS[crate::intf::index(direction)];
         let (data, back) = (&acks.progs.acks_data, &acks.progs.acks_back);
         let programs = [(link(direction), data), (link(direction.other()), back)];

@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use tidegate_core::{Direction, Rate, Scope};
 
-use super::{AcksOptions, AttachedAcks, attach};
+use super::{AcksOptions, AttachedAcks, attach, new_states};
 use crate::{
     backlog::{self, Backlog},
     device::Target,
@@ -113,7 +113,8 @@ impl Bed {
         let backlog = self.backlog();
         let attached = self.host.run(|| {
             let target = Target::find(&Scope::Port("port0".to_owned())).unwrap();
-            attach(&target, Direction::Egress, options, &backlog).unwrap()
+            let states = new_states().unwrap();
+            attach(&target, Direction::Egress, options, &backlog, &states).unwrap()
         });
         attached.unwrap()
     }

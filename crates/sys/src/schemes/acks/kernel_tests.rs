@@ -451,6 +451,33 @@ fn root_acks_spring_follows_the_table() {
     );
 }
 
+/// If both directions are limited, an ACK waits in the other one's queue after it got its window.
+#[test]
+fn root_acks_spring_knows_how_long_the_ack_waits() {
+    if !is_root("root_acks_spring_knows_how_long_the_ack_waits") {
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let loaded = Loaded::new(&mut storage);
+    let rate = Rate::from_bit_s(80_000_000).unwrap();
+    let options = AcksOptions { rate, ..SPRING };
+    loaded.reset(&options, &Backlog::default());
+    // More than a segment of 64 KB, of which that counts.
+    let cost = wait::Config::new(rate, options.burst).cost;
+    let account = intf::Account { finish_ns: u64::MAX / 2, cost, ..intf::Account::default() };
+    let other = intf::State { account, ..intf::State::default() };
+    let [_, states] = new_states().unwrap();
+    states.update(&KEY, bytes_of(&other), MapFlags::ANY).unwrap();
+    let fd = states.as_fd().as_raw_fd().to_ne_bytes();
+    loaded.acks.maps.other_states.update(&KEY, &fd, MapFlags::ANY).unwrap();
+    for (what, segment, ..) in opened() {
+        loaded.segment(what, &segment);
+    }
+    let (_, _, window) = loaded.segment("ACK", &back(ACK, 500, 100).window(60_000));
+    let segments = wait::LONGEST_BYTES / (1460 + 54);
+    assert!(u64::from(window) * 512 >= segments * 1460, "{window}");
+}
+
 /// What was lent ends by itself: what HTB knows nothing of is held by the debt.
 #[test]
 fn root_acks_hold_the_rate_after_a_lease() {

@@ -98,6 +98,7 @@ unsafe extern "C" {
         wire_bytes: u32,
     );
     fn native_wt_debt(account: *const intf::Account, now_ns: u64) -> u64;
+    fn native_wt_short_debt(account: *const intf::Account, now_ns: u64) -> u64;
     fn native_wt_look(
         conf: *const intf::WaitConf,
         account: *mut intf::Account,
@@ -236,8 +237,10 @@ proptest! {
                 (account.finish.0, account.carry, account.cost)
             );
             // SAFETY: the pointer is to a live value of the layout that the header declares.
-            let debt = unsafe { native_wt_debt(&native, now) };
+            let (debt, short) =
+                unsafe { (native_wt_debt(&native, now), native_wt_short_debt(&native, now)) };
             prop_assert_eq!(debt, account.debt(Nanos(now)).0);
+            prop_assert_eq!(short, account.short_debt(Nanos(now)).0);
         }
     }
 

@@ -111,10 +111,11 @@ pub(crate) fn put(
     name: &str,
     backlog: impl Fn(Direction) -> Result<Backlog, LimitError>,
 ) -> Result<(), StoreError> {
+    let states = super::new_states().map_err(limit_error(name))?;
     for direction in directions(limit) {
-        let options = AcksOptions::of(limit, direction);
-        let attached = options
-            .and_then(|options| super::attach(target, direction, &options, &backlog(direction)?));
+        let attached = AcksOptions::of(limit, direction).and_then(|options| {
+            super::attach(target, direction, &options, &backlog(direction)?, &states)
+        });
         attached.map_err(limit_error(name))?.pin(&dir_of(dir, direction))?;
     }
     Ok(())
