@@ -391,7 +391,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             self.report_due = Nanos(now.0.saturating_add(REPORT.0 * slower));
             self.reports.retain(|_, r| now.0.saturating_sub(r.at.0) < REPORT_LASTS.0);
             if let Some(peer) = self.peers_of(None, 1).first() {
-                self.queue_report(*peer);
+                self.queue_report(*peer, now);
             }
         }
         self.sync(now);
@@ -452,14 +452,13 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         }
     }
 
-    fn queue_report(&mut self, to: MemberId) {
+    fn queue_report(&mut self, to: MemberId, now: Nanos) {
         let count = self.groups.len();
         if count == 0 {
             return;
         }
         let at = self.report_turn;
         self.report_turn = (at + REPORTS_MAX) % count.max(1);
-        let now = self.report_due;
         let reports: Vec<_> = (0..count.min(REPORTS_MAX))
             .map(|i| {
                 let group = &self.groups[(at + i) % count].group;

@@ -135,6 +135,8 @@ pub struct Sampler {
     hierarchy: Hierarchy,
     cgroup: Cgroup,
     earlier: BTreeMap<u64, TcpInfo>,
+    /// The look before has left none out.
+    earlier_whole: bool,
     earlier_ns: u64,
 }
 
@@ -148,6 +150,7 @@ impl Sampler {
             hierarchy: hierarchy.clone(),
             cgroup,
             earlier: BTreeMap::new(),
+            earlier_whole: true,
             earlier_ns: monotonic_ns(),
         };
         sampler.look()?;
@@ -177,14 +180,16 @@ impl Sampler {
         let now_ns = monotonic_ns();
         let interval_ns = now_ns.saturating_sub(self.earlier_ns);
         let sample = |socket: &TcpSocket| {
-            let earlier = self.earlier.get(&socket.cookie);
+            // One that was left out may be old: nothing is known of what it did since.
+            let unknown = (!self.earlier_whole).then_some(&socket.info);
+            let earlier = self.earlier.get(&socket.cookie).or(unknown);
             let cgroup = below.get(&socket.cgroup_id).cloned();
             SocketSample::of(socket, earlier, interval_ns, cgroup)
         };
         let mut list: Vec<_> = found.sockets.iter().map(sample).collect();
         list.sort_by_key(|socket| std::cmp::Reverse(socket.moved_bit_s()));
         self.earlier = found.sockets.iter().map(|s| (s.cookie, s.info)).collect();
-        self.earlier_ns = now_ns;
+        (self.earlier_whole, self.earlier_ns) = (found.whole, now_ns);
         Ok(Sockets { list, whole: found.whole, namespaces: found.namespaces })
     }
 

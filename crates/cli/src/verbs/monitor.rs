@@ -53,7 +53,8 @@ pub fn run(store: &Path, args: &MonitorArgs) -> Result<ExitCode> {
     let mut next = Instant::now();
     let mut left = args.count;
     while left != Some(0) {
-        next += args.interval;
+        // After a stop it goes on from now.
+        next = (next + args.interval).max(Instant::now());
         thread::sleep(next.saturating_duration_since(Instant::now()));
         let now = look(&host)?;
         let interval_ns = now.at_ns - earlier.at_ns;

@@ -26,7 +26,7 @@ use tidegate_fleet::rates;
 use tidegate_host::{
     absent::{self, Waits, is_for_the_agent},
     apply,
-    host::Host,
+    host::{Host, LockedHost},
     nic::{
         NicSpec,
         state::{self, RunDir},
@@ -113,24 +113,12 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
     let ApplyArgs { plan: args, force } = args;
     let spec = Spec::read(&args.file)?;
     let host = verbs::open(store)?;
-    let now = resolved(spec.clone(), &host, &Zoned::now())?;
-    let (wanted, waiting) = now.wanted(&host, &host.present()?)?;
     let agent = AgentStatus::running(run_dir, &host.store().path());
     let mut host = host.lock()?;
     host.force(*force);
-    let present = host.host().present().map_err(anyhow::Error::from);
-    let plan = present
-        .and_then(|is| planned(&now.spec, &is, &wanted, (&waiting, &now.goal.off), args.prune));
-    let done = plan.and_then(|plan| {
-        if !plan.actions.is_empty() {
-            host.reserve_journal()?;
-        }
-        apply::apply(&mut host, &plan.actions)?;
-        host.note_waiting(&spec, &waiting, args.prune)?;
-        Ok(plan)
-    });
+    let done = apply_locked(&mut host, &spec, args.prune);
     verbs::close(host);
-    let plan = done?;
+    let (plan, now, waiting) = done?;
     let groups = Groups::look(&spec, true);
     print(&spec, run_dir, &plan, (&waiting, &now.goal.reports), args, (&groups, true))?;
     if let Some(agent) = agent.filter(|agent| !agent.keeps(&args.file)) {
@@ -146,6 +134,24 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
         bail!("the daemon refused {file}, and its groups stay as they were: {why}");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Looks at the host, which nobody else changes now, and makes it as the spec says.
+fn apply_locked(
+    host: &mut LockedHost,
+    spec: &Spec,
+    prune: bool,
+) -> Result<(Plan, Resolved, Vec<Waits>)> {
+    let now = resolved(spec.clone(), host.host(), &Zoned::now())?;
+    let present = host.host().present()?;
+    let (wanted, waiting) = now.wanted(host.host(), &present)?;
+    let plan = planned(&now.spec, &present, &wanted, (&waiting, &now.goal.off), prune)?;
+    if !plan.actions.is_empty() {
+        host.reserve_journal()?;
+    }
+    apply::apply(host, &plan.actions)?;
+    host.note_waiting(spec, &waiting, prune)?;
+    Ok((plan, now, waiting))
 }
 
 /// A spec as it is now on this host: selectors have found their cgroups.

@@ -55,6 +55,29 @@ pub fn send_from(place: &Place, group: &Cgroup, order: &str) {
     assert!(Guard(command.spawn().unwrap()).0.wait().unwrap().success());
 }
 
+/// A cgroup comes, and the agent may have it join, while the command waits.
+#[test]
+fn root_apply_looks_for_cgroups_once_it_has_the_store() {
+    need_root!();
+    let place = Place::new();
+    place.child("w1");
+    let file = file(&place, SPEC);
+    place.ok(&["apply", &file]);
+    let store = fs::File::open(place.store()).unwrap();
+    rustix::fs::flock(&store, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let mut apply = Guard(place.tidegate().args(["apply", &file]).spawn().unwrap());
+    // It tries again and again.
+    wait_for("a command that waits", || {
+        let status = fs::read_to_string(format!("/proc/{}/status", apply.0.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        (line.unwrap().trim().parse::<u32>().unwrap() > 25).then_some(())
+    });
+    place.child("w2");
+    drop(store);
+    assert_eq!(apply.exit_code(), 0);
+    assert_eq!(show(&place, "web")["members"].as_array().unwrap().len(), 2);
+}
+
 #[test]
 fn root_members_share_one_bucket_and_exact_counters() {
     need_root!();

@@ -201,7 +201,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
             let contact = Contact { id, session, addr: from, name };
             self.swim.join(now, &contact);
             self.know(contact);
-            self.queue_report(id);
+            self.queue_report(id, now);
             return;
         }
         if name != self.name {

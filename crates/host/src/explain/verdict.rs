@@ -198,7 +198,18 @@ fn of_limits(limits: &[Applied], sockets: &[SocketSample], of_cgroup: bool) -> V
     if in_force().next().is_none() {
         return Verdict::NotEnforced { limit: name() };
     }
-    let moving: Vec<_> = sockets.iter().filter(|s| s.asked && s.moved_bit_s() > 0).collect();
+    let mut moving: Vec<_> = sockets.iter().filter(|s| s.asked && s.moved_bit_s() > 0).collect();
+    // If both ends of a flow are here, the one that sends stands for it.
+    let receives = |end: &SocketSample| {
+        let sender = |other: &SocketSample| {
+            (other.local, other.remote) == (end.remote, end.local)
+                && other.sent_bit_s > end.sent_bit_s
+        };
+        sockets.iter().any(|other| other.asked && sender(other))
+    };
+    let all = moving.len();
+    moving.retain(|end| !receives(end));
+    let within = moving.len() < all;
     let held: Vec<_> = held(limits).collect();
     let charged = held.iter().any(|h| h.now.sample.of(|o| o.name != "exempt").0 > 0);
     let exempt = held.iter().any(|h| h.now.sample.packets_of("exempt") > 0);
@@ -215,8 +226,10 @@ fn of_limits(limits: &[Applied], sockets: &[SocketSample], of_cgroup: bool) -> V
     }
     let sum =
         |of: fn(&SocketSample) -> u64| moving.iter().map(|s| of(s)).fold(0, u64::saturating_add);
-    let direction =
-        if sum(|s| s.sent_bit_s) >= sum(|s| s.received_bit_s) { "egress" } else { "ingress" };
+    let sends = sum(|s| s.sent_bit_s) >= sum(|s| s.received_bit_s);
+    // A flow within the cgroup also arrives in it.
+    let only_ingress = within && held.iter().all(|h| h.direction == "ingress");
+    let direction = if sends && !only_ingress { "egress" } else { "ingress" };
     match moving[..] {
         [socket] if direction == "egress" => one_flow(&held, socket),
         _ => fullest(&held, Some(direction), &moving),

@@ -7,6 +7,7 @@ use std::{
     io::{self, Read, Seek, Write},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -27,8 +28,10 @@ use super::{NicSpec, sample::NicSample};
 pub const DEFAULT_DIR: &str = "/run/tidegate";
 /// The largest file that is read.
 const MAX_BYTES: u64 = 1 << 20;
-/// How often a file is opened that goes away meanwhile, or read while it is written.
+/// How often a file is read while it is written.
 const TRIES: usize = 16;
+/// How long a file that others only look at is waited for.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Why the state of software NICs cannot be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -137,24 +140,24 @@ impl RunDir {
         };
         fs::create_dir_all(&self.0).map_err(refused(&self.0))?;
         self.sweep();
-        for _ in 0..TRIES {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
             let open =
                 OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
             let file = open.map_err(refused(&path))?;
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(Errno::WOULDBLOCK) => {
-                    let pid = self.find(name).and_then(|status| status["pid"].as_u64());
-                    return Err(StateError::Running { name: name.to_owned(), pid });
-                }
+            let pid = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                // One that had it before may have removed it in between.
+                Ok(()) if is_at(&file, &path) => return Ok(Claim { file, path }),
+                Ok(()) => None,
+                Err(Errno::WOULDBLOCK) => self.find(name).and_then(|is| is["pid"].as_u64()),
                 Err(error) => return Err(refused(&path)(error.into())),
+            };
+            if pid.is_some() || Instant::now() >= deadline {
+                return Err(StateError::Running { name: name.to_owned(), pid });
             }
-            // Who had it before may have removed it in between.
-            if is_at(&file, &path) {
-                return Ok(Claim { file, path });
-            }
+            // A reader has it for a moment.
+            std::thread::sleep(PATIENCE / 50);
         }
-        Err(StateError::Running { name: name.to_owned(), pid: None })
     }
 
     /// What a software NIC that runs has written last; `None` if it does not run.
@@ -267,5 +270,21 @@ mod tests {
         assert!(run.claim("a").is_ok());
         assert!(path.join("nic-b.json").exists(), "one that runs is left alone");
         drop(claim);
+    }
+    #[test]
+    fn a_reader_keeps_nobody_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunDir::at(dir.path());
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    let _ = run.find("a");
+                }
+            });
+            let claimed = (0..500).all(|_| run.claim("a").is_ok());
+            done.store(true, std::sync::atomic::Ordering::Relaxed);
+            assert!(claimed);
+        });
     }
 }

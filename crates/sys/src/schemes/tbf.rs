@@ -155,7 +155,7 @@ impl OnDevice {
             reading.finish_ns = monotonic_ns() + rate.time_for(Bytes(waiting)).0;
         }
         let counters = &mut reading.counters;
-        counters.packets[PASS] = qdisc.sent_packets.into();
+        counters.packets[PASS] = qdisc.sent_packets;
         counters.bytes[PASS] = qdisc.sent_bytes;
         counters.packets[DROP_FULL] = qdisc.drops.into();
         if qdisc.drops > 0 {

@@ -58,6 +58,21 @@ fn a_group_of_share_says_that_it_starts_until_it_divides() {
     assert_eq!(fleet.state(0), "sharing");
 }
 
+/// A lease is shorter than the time to the next report.
+#[test]
+fn others_hear_what_a_host_may_use_now() {
+    let mut fleet = Fleet::new(3, SHARE);
+    fleet.run(20.0);
+    assert_rates(&fleet, &[3.33, 3.33, 3.33]);
+    for i in 0..3 {
+        let members = fleet.status(i).groups[0].members.clone();
+        assert_eq!(members.len(), 2);
+        for member in members {
+            assert!(member.share_bit_s.abs_diff(3_330_000) < 100_000, "{}", member.share_bit_s);
+        }
+    }
+}
+
 #[test]
 fn who_is_taken_out_of_a_group_leaves_it_at_once() {
     for (algorithm, rates) in [

@@ -125,6 +125,23 @@ fn acks_are_not_charged() {
     assert_eq!(counts.charged(), (3, 4500));
 }
 
+/// Both ends are in the cgroup, and the one that receives may have counted more: some was on its way.
+#[test]
+fn a_flow_within_a_cgroup_is_judged_by_its_sender() {
+    let sends = socket(900, None);
+    let (local, remote) = (sends.remote, sends.local);
+    let receives = SocketSample { local, remote, received_bit_s: 910_000_000, ..socket(0, None) };
+    let mut full = limit("port", "htb", 990);
+    for sockets in [[sends.clone(), receives.clone()], [receives, sends]] {
+        let said = say(std::slice::from_ref(&full), &sockets);
+        assert!(said.starts_with("limit `port` (htb, egress 1gbit) is full"), "{said}");
+        std::mem::swap(&mut full.egress, &mut full.ingress);
+        let said = say(std::slice::from_ref(&full), &sockets);
+        assert!(said.starts_with("limit `port` (htb, ingress 1gbit) is full"), "{said}");
+        std::mem::swap(&mut full.egress, &mut full.ingress);
+    }
+}
+
 #[test]
 fn a_flow_that_uses_its_share_is_paced() {
     let said = say(&[limit("backup", "pace", 987)], &[socket(105, Some(106))]);

@@ -11,7 +11,7 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, Nla};
 use netlink_packet_route::{
     RouteNetlinkMessage as Message,
     tc::{TcAttribute, TcFilterBpfOption, TcHandle, TcMessage, TcOption, TcStats2},
@@ -22,6 +22,8 @@ pub use options::{FqCodel, Htb, HtbClass, Tbf};
 use super::{NetError, Netlink};
 
 const TCA_OPTIONS: u16 = 2;
+/// `TCA_STATS_PKT64` (`linux/gen_stats.h`).
+const STATS_PKT64: u16 = 8;
 const ETH_P_ALL: u16 = 0x0003;
 
 /// The name of a qdisc or class: `major:minor`, printed in hexadecimal as `tc` does.
@@ -196,8 +198,8 @@ pub struct QueueStats {
     pub parent: Handle,
     /// Bytes sent, the headers of a packet yet to be segmented counted for each segment.
     pub sent_bytes: u64,
-    /// Packets sent, counted after segmentation. Wraps at 2^32, as the kernel's counter does.
-    pub sent_packets: u32,
+    /// Packets sent, counted after segmentation.
+    pub sent_packets: u64,
     pub drops: u32,
     /// How often a packet had to wait for its rate.
     pub overlimits: u32,
@@ -372,7 +374,15 @@ fn stats(message: TcMessage) -> QueueStats {
                     match part {
                         TcStats2::Basic(basic) => {
                             stats.sent_bytes = basic.bytes;
-                            stats.sent_packets = basic.packets;
+                            stats.sent_packets = basic.packets.into();
+                        }
+                        // Behind the one of 32 bits, from 2^32 on.
+                        TcStats2::Other(nla) if nla.kind() == STATS_PKT64 => {
+                            let mut packets = [0; 8];
+                            if nla.value_len() == packets.len() {
+                                nla.emit_value(&mut packets);
+                                stats.sent_packets = u64::from_ne_bytes(packets);
+                            }
                         }
                         TcStats2::Queue(queue) => {
                             stats.drops = queue.drops;
@@ -388,4 +398,23 @@ fn stats(message: TcMessage) -> QueueStats {
         }
     }
     stats
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::tc::TcStatsBasic;
+
+    use super::*;
+
+    #[test]
+    fn packets_are_counted_beyond_32_bits() {
+        let mut basic = TcStatsBasic::default();
+        (basic.bytes, basic.packets) = (7_000_000_000_000, 5);
+        let packets = (1u64 << 32) + 5;
+        let wide = DefaultNla::new(STATS_PKT64, packets.to_ne_bytes().to_vec());
+        let mut message = TcMessage::default();
+        let parts = vec![TcStats2::Basic(basic), TcStats2::Other(wide)];
+        message.attributes.push(TcAttribute::Stats2(parts));
+        assert_eq!(stats(message).sent_packets, packets);
+    }
 }

@@ -183,7 +183,7 @@ pub(crate) fn figures(
         return Ok(None);
     };
     Ok(Some(Figures {
-        sent_packets: inner.sent_packets.into(),
+        sent_packets: inner.sent_packets,
         sent_bytes: inner.sent_bytes,
         dropped_packets: queue.drops.into(),
         waiting_bytes: queue.backlog_bytes.into(),
