@@ -21,7 +21,7 @@ use tidegate_core::{Scope, selector::SelectorKind};
 use tidegate_host::{
     pods::{MAX_PODS, Pod, Pods},
     spec::Spec,
-    world::{Container, MAX_CONTAINERS, World},
+    world::{Container, MAX_CONTAINERS, USER_CONTAINERS, World, is_container_id},
 };
 
 use crate::{
@@ -82,8 +82,8 @@ pub enum Event {
     DevicesChanged,
     /// What runs on the host. Events tell of every change of it from now on, if `whole`.
     Scanned { world: World, whole: bool },
-    /// An engine tells its containers.
-    Engine { socket: String, line: Line<Container> },
+    /// An engine tells its containers; it is a user's, or the host's.
+    Engine { socket: String, owner: Option<u32>, line: Line<Container> },
     /// The API server tells the pods of this node.
     Pods(Line<Pod>),
     /// The goal was applied; why limits of it were refused, by name.
@@ -137,8 +137,8 @@ pub struct Agent {
     errors: Vec<String>,
     world: Option<World>,
     whole: bool,
-    /// The containers of each socket.
-    engines: BTreeMap<String, BTreeMap<String, Container>>,
+    /// The containers of each socket, with whose it is.
+    engines: BTreeMap<(Option<u32>, String), BTreeMap<String, Container>>,
     engine_states: BTreeMap<String, String>,
     /// The node whose pods are followed.
     node: Option<String>,
@@ -267,7 +267,7 @@ impl Agent {
                 self.decisions.retain(&world);
                 self.world = Some(world);
             }
-            Event::Engine { socket, line } => self.engine(socket, line),
+            Event::Engine { socket, owner, line } => self.engine(socket, owner, line),
             Event::Pods(line) => self.cluster(line),
             Event::Applied(refused) => {
                 let took = now.saturating_sub(self.checked);
@@ -318,24 +318,35 @@ impl Agent {
         }
     }
 
-    fn engine(&mut self, socket: String, line: Line<Container>) {
-        let known: usize = self.engines.values().map(BTreeMap::len).sum();
-        let containers = self.engines.entry(socket.clone()).or_default();
-        let room = MAX_CONTAINERS.saturating_sub(known - containers.len());
+    fn engine(&mut self, socket: String, owner: Option<u32>, line: Line<Container>) {
+        // Engines of users take no place of others.
+        let of_owner = self.engines.iter().filter(|((other, _), _)| *other == owner);
+        let known: usize = of_owner.map(|(_, containers)| containers.len()).sum();
+        let containers = self.engines.entry((owner, socket.clone())).or_default();
+        let max = if owner.is_some() { USER_CONTAINERS } else { MAX_CONTAINERS };
+        let room = max.saturating_sub(known - containers.len());
+        let full = format!("more than {max} containers; the rest is left out");
+        let strange = "lists ids that no container has; they are left out".to_owned();
         let mut state = "running".to_owned();
         match line {
             Line::Asked => state = asked(self.engine_states.get(&socket)),
-            Line::Listed(all) => {
+            Line::Listed(mut all) => {
+                let listed = all.len();
+                all.retain(|id, _| is_container_id(id));
+                if all.len() < listed {
+                    state = strange;
+                }
                 if all.len() > room {
-                    state = format!("more than {MAX_CONTAINERS} containers; the rest is left out");
+                    state = full;
                 }
                 *containers = all.into_iter().take(room).collect();
             }
+            Line::Changed(id, _) if !is_container_id(&id) => state = strange,
             Line::Changed(id, container) => {
                 if containers.len() < room || containers.contains_key(&id) {
                     containers.insert(id, container);
                 } else {
-                    state = format!("more than {MAX_CONTAINERS} containers; the rest is left out");
+                    state = full;
                 }
             }
             Line::Gone(id) => drop(containers.remove(&id)),
@@ -420,8 +431,10 @@ impl Agent {
     /// Makes the goal, and notes what must be done for it.
     fn reach(&mut self, again: bool, now: Duration, wall: &Zoned) {
         let (Some(files), Some(world)) = (&self.files, &mut self.world) else { return };
-        world.containers =
-            self.engines.values().flatten().map(|(i, c)| (i.clone(), c.clone())).collect();
+        let of = self.engines.iter().flat_map(|((owner, _), containers)| {
+            containers.iter().map(|(id, c)| ((*owner, id.clone()), c.clone()))
+        });
+        world.containers = of.collect();
         world.pods = self.pods.clone();
         let goal = goal(files, world, wall);
         // Nobody asks for it any more.

@@ -17,7 +17,7 @@ use http_body_util::{BodyExt, Empty, Limited};
 use hyper::{Request, body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
-use tidegate_host::world::Container;
+use tidegate_host::world::{Container, is_container_id};
 use tokio::{net::UnixStream, runtime, time};
 
 use crate::{
@@ -155,17 +155,13 @@ fn take(part: &mut BytesMut, data: &[u8], changed: &mut BTreeSet<String>) -> Res
         if ENDS.contains(&action.as_str()) {
             changed.remove(&id);
             say(&Line::<Container>::Gone(id))?;
-        } else if CHANGES.contains(&action.as_str()) && is_id(&id) {
+        } else if CHANGES.contains(&action.as_str()) && is_container_id(&id) {
             changed.insert(id);
         }
     }
     let read = stream.byte_offset();
     let _ = part.split_to(read);
     Ok(())
-}
-
-fn is_id(id: &str) -> bool {
-    !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
 async fn list(socket: &Path, path: &str) -> Result<BTreeMap<String, Container>, Failure> {
@@ -185,7 +181,7 @@ fn known(listed: Listed) -> (String, Container) {
     let own =
         names.iter().map(|name| name.trim_start_matches('/')).find(|name| !name.contains('/'));
     let name = own.unwrap_or_default().to_owned();
-    (listed.id, Container { name, labels: listed.labels.unwrap_or_default(), owner: None })
+    (listed.id, Container { name, labels: listed.labels.unwrap_or_default() })
 }
 
 async fn get(socket: &Path, path: &str) -> Result<hyper::Response<Incoming>, Failure> {

@@ -126,7 +126,7 @@ mod tests {
         let mut world = world(&[(&paths[0], 1), (&paths[1], 2), ("s", 3)]);
         let none = BTreeSet::new();
         assert_eq!(decisions.take(&world, &none, ENGINES, at(10)), [3].into());
-        world.containers.insert(known, Container::default());
+        world.containers.insert((None, known), Container::default());
         assert_eq!(decisions.take(&world, &none, ENGINES, at(500)), [1].into());
         assert_eq!(decisions.due(), Some(at(1010)));
         assert_eq!(decisions.take(&world, &none, ENGINES, at(1009)), none);

@@ -16,6 +16,7 @@ use std::{
 use tidegate_host::world::Container;
 
 use crate::{
+    agent::Event,
     child::{Asker, Line},
     rights::{Identity, NOBODY},
 };
@@ -62,7 +63,7 @@ impl Engines {
     }
 
     /// Starts what is due; what is not asked for ends.
-    pub fn keep(&mut self, asked: bool, now: Duration) -> Vec<(String, Line<Container>)> {
+    pub fn keep(&mut self, asked: bool, now: Duration) -> Vec<Event> {
         if !asked {
             self.end();
             self.looked = None;
@@ -81,7 +82,7 @@ impl Engines {
         let program = &self.program;
         let started = self.engines.iter_mut().filter_map(|(socket, Engine { asker, owner })| {
             let away = asker.keep(|| command(program, socket, *owner), now)?;
-            Some((socket.clone(), away))
+            Some(event(socket, *owner, away))
         });
         started.collect()
     }
@@ -130,10 +131,9 @@ impl Engines {
     }
 
     /// What the children have said.
-    pub fn take(&mut self, now: Duration) -> Vec<(String, Line<Container>)> {
+    pub fn take(&mut self, now: Duration) -> Vec<Event> {
         let of = self.engines.iter_mut().flat_map(|(socket, Engine { asker, owner })| {
-            let lines = asker.take(now).into_iter();
-            lines.map(|line| (socket.clone(), owned(line, owner.map(|owner| owner.uid))))
+            asker.take(now).into_iter().map(|line| event(socket, *owner, line))
         });
         of.collect()
     }
@@ -146,13 +146,8 @@ impl Drop for Engines {
 }
 
 /// A line, with whose engine it is: a child is not asked that.
-fn owned(line: Line<Container>, owner: Option<u32>) -> Line<Container> {
-    let own = |container| Container { owner, ..container };
-    match line {
-        Line::Listed(all) => Line::Listed(all.into_iter().map(|(id, c)| (id, own(c))).collect()),
-        Line::Changed(id, container) => Line::Changed(id, own(container)),
-        line => line,
-    }
+fn event(socket: &str, owner: Option<Identity>, line: Line<Container>) -> Event {
+    Event::Engine { socket: socket.to_owned(), owner: owner.map(|owner| owner.uid), line }
 }
 
 fn is_socket(path: &Path) -> bool {

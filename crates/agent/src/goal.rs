@@ -23,7 +23,7 @@ use tidegate_host::{
     settings::{Patch, SettingsError},
     spec::{Follow, LimitSpec, Scheduled, Spec},
     tree::{Parents, are_strangers},
-    world::{Match, World},
+    world::{Match, World, user_of},
 };
 use tidegate_sys::store::{MAX_LIMITS, check_name};
 
@@ -195,11 +195,16 @@ pub fn goal(files: &Files, world: &World, now: &Zoned) -> Goal {
             Err(error) => builder.all_refused(spec, &error.to_string()),
         }
     }
-    if let Some(spec) = files.specs.iter().find(|spec| spec.labels) {
-        builder.by_labels(&spec.file);
+    let labels = files.specs.iter().find(|spec| spec.labels);
+    if let Some(spec) = labels {
+        builder.by_labels(&spec.file, |owner| owner.is_none());
     }
     if let Some(spec) = files.specs.iter().find(|spec| spec.annotations) {
         builder.by_annotations(&spec.file);
+    }
+    // Last, as names are bounded.
+    if let Some(spec) = labels {
+        builder.by_labels(&spec.file, |owner| owner.is_some());
     }
     builder.goal.unsure = files.ask_for_pods() && world.pods == Pods::NotListed;
     if files.ask_for_containers() {
@@ -304,7 +309,7 @@ impl Builder<'_> {
             }
             return self.add(file, limit, Vec::new());
         }
-        let (matches, is_moved) = match self.matches(&limit) {
+        let (mut matches, is_moved) = match self.matches(&limit) {
             Ok((matches, moves)) => {
                 let is_moved = !moves.is_empty();
                 self.goal.moves.extend(moves);
@@ -322,6 +327,8 @@ impl Builder<'_> {
         if !limit.follow.each {
             return self.add(file, limit, select::outermost(matches));
         }
+        // Users name what is theirs. It takes no name of the host's.
+        matches.sort_by_key(|found| user_of(&found.cgroup).is_some());
         let names = names_of_each(&limit.name, &matches);
         for (name, found) in names.into_iter().zip(matches) {
             let scope = Scope::Cgroup(found.cgroup.clone());
@@ -499,16 +506,24 @@ fn set_options(limit: &mut LimitSpec) -> Result<(), SettingsError> {
 
 /// A name for each match: `NAME-MATCH`. Letters that no name has become `_`, and long ones are cut. Where two
 /// would be the same, or something is lost by the cut, a hash of the cgroup's path makes each its own.
+/// A cgroup in a user's slice changes the name of no other one.
 fn names_of_each(limit: &str, matches: &[Match]) -> Vec<String> {
     let plain = |found: &Match| {
         let good = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
         format!("{limit}-{}", found.name.chars().map(good).collect::<String>())
     };
-    let mut count: BTreeMap<String, usize> = BTreeMap::new();
-    matches.iter().for_each(|found| *count.entry(plain(found)).or_default() += 1);
+    let is_users = |found: &Match| user_of(&found.cgroup).is_some();
+    // All of a name, and those among them that no user has named.
+    let mut count: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+    for found in matches {
+        let (all, host) = count.entry(plain(found)).or_default();
+        (*all, *host) = (*all + 1, *host + usize::from(!is_users(found)));
+    }
     let name = |found: &Match| {
         let plain = plain(found);
-        let is_good = count.get(&plain) == Some(&1) && plain.len() <= MAX_NAME_BYTES;
+        let (all, host) = count.get(&plain).copied().unwrap_or_default();
+        let is_own = if is_users(found) { all == 1 } else { host == 1 };
+        let is_good = is_own && plain.len() <= MAX_NAME_BYTES;
         if is_good { plain } else { hashed(&plain, &found.cgroup) }
     };
     matches.iter().map(name).collect()

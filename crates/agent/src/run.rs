@@ -244,7 +244,6 @@ impl Shell<'_> {
     /// are away for a while.
     fn keep(&mut self, agent: &Agent, now: Duration) -> Vec<Event> {
         let engines = self.engines.keep(agent.asks_for_containers(), now).into_iter();
-        let engines = engines.map(|(socket, line)| Event::Engine { socket, line });
         let cluster = self.cluster.keep(agent.asks_for_pods(), now);
         engines.chain(cluster.map(Event::Pods)).collect()
     }
@@ -267,8 +266,7 @@ impl Shell<'_> {
         if self.devices.as_ref().is_some_and(DeviceChanges::take) {
             events.push(Event::DevicesChanged);
         }
-        let lines = self.engines.take(now).into_iter();
-        events.extend(lines.map(|(socket, line)| Event::Engine { socket, line }));
+        events.extend(self.engines.take(now));
         events.extend(self.cluster.take(now).into_iter().map(Event::Pods));
         Ok(events)
     }

@@ -33,13 +33,13 @@ use crate::pods::Pods;
 
 mod pods;
 
-/// Containers that are known at most.
+/// Containers that engines of the host tell at most.
 pub const MAX_CONTAINERS: usize = 10_000;
+/// ... and those of each user.
+pub const USER_CONTAINERS: usize = MAX_CONTAINERS / 16;
 /// Programs that are looked at in one scan at most.
 pub const MAX_PROGRAMS: usize = 100_000;
-/// The shortest id of a container that is looked for in names of cgroups.
-const MIN_ID_BYTES: usize = 12;
-/// A whole id.
+/// An id of a container, in hexadecimal digits.
 const ID_BYTES: usize = 64;
 
 /// What runs on a host.
@@ -47,8 +47,8 @@ const ID_BYTES: usize = 64;
 pub struct World {
     /// Paths of cgroups, each with its id.
     pub cgroups: BTreeMap<String, u64>,
-    /// The containers that are known, by id.
-    pub containers: BTreeMap<String, Container>,
+    /// The containers that are known, those of the host first.
+    pub containers: BTreeMap<ContainerId, Container>,
     /// Running processes; read only if a selector asks for programs.
     pub programs: Vec<Program>,
     pub pods: Pods,
@@ -58,16 +58,16 @@ pub struct World {
     pub devices: BTreeMap<String, Option<u32>>,
 }
 
+/// The user whose engine runs a container (`None`: it is the host's), and the id that this engine tells. Such
+/// a user's container is looked for in the user's slice alone.
+pub type ContainerId = (Option<u32>, String);
+
 /// A container as its engine tells it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Container {
     pub name: String,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// The user whose engine runs it; `None`: the host's. Such a container is looked for in the user's slice
-    /// alone.
-    #[serde(default)]
-    pub owner: Option<u32>,
 }
 
 /// A process.
@@ -148,18 +148,25 @@ impl World {
     /// The containers that pass and have a cgroup.
     pub fn containers(&self, passes: impl Fn(&Container) -> bool) -> Vec<Match> {
         let passing = self.containers.iter().filter(|(_, container)| passes(container));
-        let found = passing.filter_map(|(id, container)| {
-            let below = container.owner.map(user_slice);
-            let cgroup = container_cgroup(self.cgroups.keys(), id, below.as_deref())?;
-            Some(Match { name: container.name.clone(), cgroup })
-        });
-        found.collect()
+        passing.filter_map(|(id, container)| self.container(id, container)).collect()
     }
 
-    /// Whether a cgroup is of a container that no engine has listed. O(containers).
+    /// A container, if it has a cgroup.
+    #[must_use]
+    pub fn container(&self, (owner, id): &ContainerId, container: &Container) -> Option<Match> {
+        let below = owner.map(|owner| user_slice(owner) + "/").unwrap_or_default();
+        let paths = self.cgroups.range(below.clone()..).map(|(path, _)| path);
+        let cgroup = container_cgroup(paths.take_while(|path| path.starts_with(&below)), id)?;
+        Some(Match { name: container.name.clone(), cgroup })
+    }
+
+    /// Whether a cgroup is of a container that no engine has listed, and is in none that one has.
     #[must_use]
     pub fn is_unlisted(&self, path: &str) -> bool {
-        is_container(path) && !self.containers.keys().any(|id| path.contains(id.as_str()))
+        let has = |owner, id: &str| self.containers.contains_key(&(owner, id.to_owned()));
+        let user = user_of(path);
+        let is_listed = |id| has(None, id) || user.is_some() && has(user, id);
+        is_container(path) && !path.split('/').filter_map(id_in).any(is_listed)
     }
 
     /// The processes that a selector of kind `Exe` matches.
@@ -228,6 +235,13 @@ fn user_slice(id: u32) -> String {
     format!("user.slice/user-{id}.slice")
 }
 
+/// The user in whose slice a cgroup is.
+#[must_use]
+pub fn user_of(path: &str) -> Option<u32> {
+    let (id, _) = path.strip_prefix("user.slice/user-")?.split_once(".slice/")?;
+    id.parse().ok()
+}
+
 /// `KEY=VALUE`, or `KEY` with any value.
 pub(crate) fn has_label(labels: &BTreeMap<String, String>, label: &str) -> bool {
     match label.split_once('=') {
@@ -236,40 +250,32 @@ pub(crate) fn has_label(labels: &BTreeMap<String, String>, label: &str) -> bool 
     }
 }
 
-/// The cgroup of a container: the outermost one with its id, at or below a path.
-#[must_use]
-pub fn container_cgroup<'a>(
-    paths: impl IntoIterator<Item = &'a String>,
-    id: &str,
-    below: Option<&str>,
-) -> Option<String> {
-    if id.len() < MIN_ID_BYTES || !id.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return None;
-    }
-    let is_its = |part: &str| {
-        let name = part.strip_suffix(".scope").unwrap_or(part);
-        name.strip_suffix(id).is_some_and(is_kind)
-    };
+/// The cgroup of a container: the outermost one of some with its id.
+fn container_cgroup<'a>(paths: impl IntoIterator<Item = &'a String>, id: &str) -> Option<String> {
     let found = paths.into_iter().filter_map(|path| {
-        let inside = below
-            .is_none_or(|below| path.strip_prefix(below).is_some_and(|rest| rest.starts_with('/')));
-        let at = path.split('/').position(is_its).filter(|_| inside)?;
+        let at = path.split('/').position(|part| id_in(part) == Some(id))?;
         Some(path.split('/').take(at + 1).collect::<Vec<_>>().join("/"))
     });
     found.min_by_key(|path| (path.len(), path.clone()))
 }
 
+/// Whether a text is the id of a container.
+#[must_use]
+pub fn is_container_id(text: &str) -> bool {
+    text.len() == ID_BYTES && text.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
 /// Whether a cgroup has the id of a container as a name, as engines write it in full.
 #[must_use]
 pub fn is_container(path: &str) -> bool {
-    let last = path.rsplit('/').next().unwrap_or_default();
-    let name = last.strip_suffix(".scope").unwrap_or(last);
-    let Some((kind, id)) =
-        name.len().checked_sub(ID_BYTES).and_then(|at| name.split_at_checked(at))
-    else {
-        return false;
-    };
-    id.bytes().all(|b| b.is_ascii_hexdigit()) && is_kind(kind)
+    path.rsplit('/').next().and_then(id_in).is_some()
+}
+
+/// The id of a container in the name of its cgroup.
+fn id_in(name: &str) -> Option<&str> {
+    let name = name.strip_suffix(".scope").unwrap_or(name);
+    let (kind, id) = name.split_at_checked(name.len().checked_sub(ID_BYTES)?)?;
+    (is_container_id(id) && is_kind(kind)).then_some(id)
 }
 
 /// What stands before a container's id. Its monitor has a cgroup of its own.

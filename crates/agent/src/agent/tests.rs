@@ -206,6 +206,10 @@ fn unit(name: &str, rest: &str) -> String {
     format!("[[limit]]\nname = \"{name}\"\nscope = {{ unit = \"{name}.service\" }}\n{rest}\n")
 }
 
+fn engine(socket: &str, owner: Option<u32>, line: Line<Container>) -> Event {
+    Event::Engine { socket: socket.to_owned(), owner, line }
+}
+
 fn text(names: &[usize], rate: usize) -> String {
     let rate = format!("egress = \"{}mbit\"", rate + 1);
     names.iter().map(|n| unit(&format!("u{n}"), &rate)).collect::<String>()
@@ -455,12 +459,57 @@ fn a_container_is_held_until_its_engine_tells_of_it_or_the_deadline() {
     assert!(bed.is_held(1) && bed.is_held(2));
     let container = Container { name: "web".to_owned(), ..Container::default() };
     let line = Line::Changed(known, container);
-    bed.handle(Event::Engine { socket: "s".to_owned(), line });
+    bed.handle(engine("s", None, line));
     assert_eq!(bed.done, ["limit 1", "decide 1"]);
     bed.pass(DEADLINE - Duration::from_millis(1));
     assert!(bed.is_held(2));
     bed.pass(Duration::from_millis(1));
     assert!(!bed.is_held(2));
+}
+
+#[test]
+fn a_users_engine_takes_nothing_from_the_hosts() {
+    let mut bed = Bed::new();
+    let id = |number: usize| format!("{number:064x}");
+    let [web, new] = [id(MAX_CONTAINERS + 1), id(MAX_CONTAINERS + 2)];
+    let paths = [&web, &new].map(|id| format!("docker/{id}"));
+    bed.write("[[limit]]\nname = \"w\"\nscope = { container = \"web*\" }\negress = \"1mbit\"\n");
+    bed.make(&paths[0], 1);
+    bed.make(&paths[1], 2);
+    // It lists as many as it can, and says the host's are its own.
+    let made_up = |id| (id, Container { name: "web".to_owned(), ..Container::default() });
+    let all = (0..MAX_CONTAINERS).map(id).chain([web.clone(), new.clone()]).map(made_up);
+    let user = "/run/user/1000/docker.sock";
+    bed.handle(engine(user, Some(1000), Line::Listed(all.collect())));
+    let said = format!("more than {USER_CONTAINERS} containers; the rest is left out");
+    assert_eq!(bed.report.engines[user], said);
+    assert!(bed.is_held(1) && bed.is_held(2), "their engine has not told of them");
+    bed.handle(engine("/run/docker.sock", None, Line::Listed([made_up(web.clone())].into())));
+    bed.handle(engine("/run/docker.sock", None, Line::Changed(new.clone(), made_up(new).1)));
+    assert_eq!(bed.report.limits[0].cgroups, paths);
+    assert_eq!(bed.report.engines["/run/docker.sock"], "running");
+    // What it tells later changes nothing, either.
+    for line in [Line::Changed(web.clone(), Container::default()), Line::Gone(web)] {
+        bed.handle(engine(user, Some(1000), line));
+        assert_eq!(bed.report.limits[0].cgroups, paths);
+    }
+}
+
+#[test]
+fn an_id_that_no_container_has_is_left_out() {
+    let mut bed = Bed::new();
+    let web = "a".repeat(64);
+    bed.write("[[limit]]\nname = \"w\"\nscope = { container = \"web\" }\negress = \"1mbit\"\n");
+    let ids = ["", "a", "e", &web[1..], &format!("docker-{web}")].map(str::to_owned);
+    for id in ids.clone() {
+        bed.handle(engine("s", None, Line::Changed(id, Container::default())));
+        assert_eq!(bed.report.engines["s"], "lists ids that no container has; they are left out");
+    }
+    let all = ids.into_iter().map(|id| (id, Container::default())).collect();
+    bed.handle(engine("s", None, Line::Listed(all)));
+    assert_eq!(bed.report.engines["s"], "lists ids that no container has; they are left out");
+    bed.make(&format!("docker-{web}.scope"), 1);
+    assert!(bed.is_held(1));
 }
 
 #[test]
@@ -475,14 +524,14 @@ fn limits_of_containers_stay_until_an_engine_has_told_of_them() {
     bed.cgroups.extend([(format!("docker/{web}"), 1), (format!("docker/{db}"), 2)]);
     bed.write("labels = true");
     assert_eq!(bed.host.len(), 2, "the agent has begun");
-    bed.handle(Event::Engine { socket: "s".to_owned(), line: Line::Away("refused".to_owned()) });
+    bed.handle(engine("s", None, Line::Away("refused".to_owned())));
     bed.handle(Event::Reload);
     assert_eq!(bed.host.len(), 2, "its engine is away");
     let labels = BTreeMap::from([("tidegate.egress".to_owned(), "5mbit".to_owned())]);
-    let container = |name: &str, labels| Container { name: name.to_owned(), labels, owner: None };
+    let container = |name: &str, labels| Container { name: name.to_owned(), labels };
     // One has no labels any more.
     let all = [(web, container("web", labels)), (db, container("db", BTreeMap::new()))];
-    bed.handle(Event::Engine { socket: "s".to_owned(), line: Line::Listed(all.into()) });
+    bed.handle(engine("s", None, Line::Listed(all.into())));
     assert_eq!(bed.host, BTreeMap::from([("container-web".to_owned(), "5mbit".to_owned())]));
     // What a file asks for no longer goes, whatever the engine says.
     bed.write("labels = false");
@@ -497,7 +546,7 @@ fn a_limit_that_waits_for_a_container_names_the_engine_that_is_away() {
     let reason = |bed: &Bed| bed.report.limits[0].reason.clone().unwrap();
     let none = "no container `web` runs";
     assert_eq!(reason(&bed), format!("{none}; no engine of containers has been found"));
-    let says = |line| Event::Engine { socket: "/run/x.sock".to_owned(), line };
+    let says = |line| engine("/run/x.sock", None, line);
     bed.handle(says(Line::Asked));
     assert_eq!(reason(&bed), format!("{none}; /run/x.sock has not answered yet"));
     for line in [Line::Away("refused".to_owned()), Line::Asked] {

@@ -19,14 +19,15 @@ const OURS: &str = "tidegate.";
 const RATE_LABELS: [&str; 2] = ["tidegate.egress", "tidegate.ingress"];
 
 impl Builder<'_> {
-    pub(super) fn by_labels(&mut self, file: &str) {
+    /// Limits of the containers whose owner passes.
+    pub(super) fn by_labels(&mut self, file: &str, passes: impl Fn(&Option<u32>) -> bool) {
         let world = self.world;
-        let rated = world
-            .containers
-            .iter()
+        let of = world.containers.iter().filter(|((owner, _), _)| passes(owner));
+        let rated = of
             .filter(|(_, container)| container.labels.keys().any(|label| label.starts_with(OURS)));
-        for (id, container) in rated {
-            let found = world.containers(|other| std::ptr::eq(other, container)).into_iter().next();
+        for (key, container) in rated {
+            let found = world.container(key, container);
+            let (_, id) = key;
             let named = Match { name: container.name.clone(), cgroup: id.clone() };
             let name = names_of_each("container", &[named]).remove(0);
             let name = if self.names.contains_key(&name) { hashed(&name, id) } else { name };

@@ -163,8 +163,8 @@ fn cgroups_inside_others_of_the_same_limit_are_limited_with_them() {
 fn containers_have_rates_by_their_labels_if_a_file_allows_it() {
     let mut world = world(&[&format!("docker/{ID}")]);
     let labels = BTreeMap::from([("tidegate.egress".to_owned(), "5mbit".to_owned())]);
-    let container = Container { name: "web".into(), labels, owner: None };
-    world.containers.insert(ID.to_owned(), container);
+    let container = Container { name: "web".into(), labels };
+    world.containers.insert((None, ID.to_owned()), container);
     assert_eq!(states(&goal(&files(&["labels = false"]), &world, &now())), [""; 0]);
     let labelled = goal(&files(&["labels = true"]), &world, &now());
     assert_eq!(states(&labelled), ["container-web in force"]);
@@ -177,24 +177,54 @@ fn containers_have_rates_by_their_labels_if_a_file_allows_it() {
         "{both:?}"
     );
     // A label that is no rate.
-    let labels = &mut world.containers.get_mut(ID).unwrap().labels;
+    let id = (None, ID.to_owned());
+    let labels = &mut world.containers.get_mut(&id).unwrap().labels;
     labels.insert("tidegate.ingress".into(), "fast".into());
     let wrong = states(&goal(&files(&["labels = true"]), &world, &now()));
     assert!(wrong[0].starts_with("container-web refused: label tidegate.ingress: "), "{wrong:?}");
     // One that is none of ours.
     let labels = BTreeMap::from([("tidegate.egres".to_owned(), "5mbit".to_owned())]);
-    world.containers.get_mut(ID).unwrap().labels = labels;
+    world.containers.get_mut(&id).unwrap().labels = labels;
     let wrong = states(&goal(&files(&["labels = true"]), &world, &now()));
     let said = "container-web refused: label tidegate.egres is unknown; tidegate.egress and";
     assert!(wrong[0].starts_with(said), "{wrong:?}");
+}
+
+/// Whatever they call them, and however many there are.
+#[test]
+fn containers_of_users_take_no_name_of_the_hosts() {
+    let own = "user.slice/user-1000.slice/libpod-";
+    let user_ids: Vec<_> = (0..MAX_LIMITS).map(|n| format!("{n:064x}")).collect();
+    let paths = [format!("{own}{}.scope", user_ids[0]), format!("docker/{ID}")];
+    let mut world = world(&[&paths[0], &paths[1]]);
+    let labels = BTreeMap::from([("tidegate.egress".to_owned(), "5mbit".to_owned())]);
+    let container = |name: &str| Container { name: name.to_owned(), labels: labels.clone() };
+    world.containers.insert((None, ID.to_owned()), container("web"));
+    let mut with = |names: &dyn Fn(usize) -> String, text: &str| {
+        let of_user = user_ids.iter().enumerate();
+        let of_user = of_user.map(|(n, id)| ((Some(1000), id.clone()), container(&names(n))));
+        world.containers.extend(of_user);
+        states(&goal(&files(&[text]), &world, &now()))
+    };
+    let labelled =
+        with(&|n| if n == 0 { "web".to_owned() } else { format!("a{n}") }, "labels = true");
+    assert_eq!(labelled[0], "container-web in force");
+    assert_eq!(labelled.iter().filter(|state| state.ends_with("in force")).count(), 2);
+    // A user's, which sorts first.
+    let each = limit("each", "container = \"*\"", &format!("{RATE}\neach = true"));
+    let other = with(&|_| "a".to_owned(), &each);
+    assert_eq!(other, ["each-web in force", "each-a in force"]);
+    let both = with(&|_| "web".to_owned(), &each);
+    assert_eq!(both[0], "each-web in force");
+    assert!(both[1].starts_with("each-web-"), "{both:?}");
 }
 
 #[test]
 fn a_container_with_rates_that_does_not_run_waits_with_its_limit() {
     let mut world = world(&["docker"]);
     let labels = BTreeMap::from([("tidegate.egress".to_owned(), "5mbit".to_owned())]);
-    let container = Container { name: "web".into(), labels, owner: None };
-    world.containers.insert(ID.to_owned(), container);
+    let container = Container { name: "web".into(), labels };
+    world.containers.insert((None, ID.to_owned()), container);
     let goal = goal(&files(&["labels = true"]), &world, &now());
     assert_eq!(states(&goal), ["container-web waiting: container `web` does not run"]);
     assert_eq!(goal.waiting.len(), 1);
@@ -412,7 +442,7 @@ fn a_limit_on_containers_keeps_those_whose_engine_has_not_answered() {
     ];
     let mut world = world(&[&known, &other, &unit]);
     let web = Container { name: "web-1".to_owned(), ..Container::default() };
-    world.containers.insert(ID.to_owned(), web);
+    world.containers.insert((None, ID.to_owned()), web);
     let goal = goal(&files(&[&limit("w", "container = \"web-*\"", RATE)]), &world, &now());
     let scope = goal.limits[0].limit.scope.clone();
     let before = |scope: &Scope| Present {

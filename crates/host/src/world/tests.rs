@@ -56,20 +56,43 @@ fn a_container_is_found_whoever_made_its_cgroup() {
             |path: &str| path.replace("ID", ID).replace("OTHER", OTHER).replace("USER", user);
         let paths = [full("machine.slice/libpod-conmon-ID.scope"), full(path)];
         let expected = (!cgroup.is_empty()).then(|| full(cgroup));
-        assert_eq!(container_cgroup(&paths, ID, None), expected, "{path}");
+        assert_eq!(container_cgroup(&paths, ID), expected, "{path}");
     }
-    assert_eq!(container_cgroup(&["docker/4f".to_owned()], "4f", None), None);
 }
 
 #[test]
 fn a_users_engine_speaks_for_the_users_slice_alone() {
     let mut world = world(&[&format!("docker/{ID}")]);
-    let owned = Container { name: "web".into(), owner: Some(1000), ..Container::default() };
-    world.containers.insert(ID.to_owned(), owned.clone());
+    let web = Container { name: "web".into(), ..Container::default() };
+    world.containers.insert((Some(1000), ID.to_owned()), web);
     assert_eq!(found(&world, "container:web"), [""; 0]);
     let own = format!("user.slice/user-1000.slice/user@1000.service/user.slice/libpod-{ID}.scope");
     world.cgroups.insert(own.clone(), 9);
     assert_eq!(found(&world, "container:web"), [own]);
+}
+
+#[test]
+fn a_cgroup_is_listed_if_an_engine_that_may_speak_for_it_has_its_id_or_one_above_it() {
+    let at = |path: &str| path.replace("ID", ID).replace("OTHER", OTHER);
+    let is_unlisted = |owner: Option<u32>, path: &str| {
+        let containers = BTreeMap::from([((owner, ID.to_owned()), Container::default())]);
+        World { containers, ..World::default() }.is_unlisted(&at(path))
+    };
+    let [own, others] = [1000, 100].map(|id| format!("user.slice/user-{id}.slice/libpod-ID.scope"));
+    for (owner, path, unlisted) in [
+        (None, "docker/ID", false),
+        (None, "docker/OTHER", true),
+        (None, "docker/ID/docker/OTHER", false),
+        (None, "docker/OTHER/docker/ID", false),
+        (None, "docker/OTHER/IDx", false),
+        (None, &own, false),
+        (Some(1000), &own, false),
+        (Some(1000), &others, true),
+        (Some(1000), "docker/ID", true),
+        (Some(1000), "system.slice/user-1000.slice/docker-ID.scope", true),
+    ] {
+        assert_eq!(is_unlisted(owner, path), unlisted, "{owner:?} {path}");
+    }
 }
 
 #[test]
@@ -79,11 +102,12 @@ fn containers_are_selected_by_name_and_labels() {
     let container = |name: &str, labels: &[(&str, &str)]| Container {
         name: name.to_owned(),
         labels: labels.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
-        owner: None,
     };
-    world.containers.insert(ID.into(), container("web-1", &[("app", "web"), ("tier", "front")]));
-    world.containers.insert(OTHER.into(), container("web-2", &[("app", "web")]));
-    world.containers.insert("0".repeat(64), container("web-3", &[("app", "web")]));
+    world
+        .containers
+        .insert((None, ID.into()), container("web-1", &[("app", "web"), ("tier", "front")]));
+    world.containers.insert((None, OTHER.into()), container("web-2", &[("app", "web")]));
+    world.containers.insert((None, "0".repeat(64)), container("web-3", &[("app", "web")]));
     assert_eq!(found(&world, "container:web-*"), [a.clone(), b.clone()]);
     assert_eq!(found(&world, "container:web-2"), std::slice::from_ref(&b));
     assert_eq!(found(&world, "labels:app=web"), [a.clone(), b]);
