@@ -37,9 +37,10 @@ impl Decisions {
         Decisions { deadline, decided: BTreeSet::new(), unknown: BTreeMap::new() }
     }
 
-    /// All cgroups may be held again: the gate is a new one.
+    /// All cgroups may be held again, or none is: the gate is a new one, or closed.
     pub fn clear(&mut self) {
         self.decided.clear();
+        self.unknown.clear();
     }
 
     /// Forgets cgroups that are gone.
@@ -113,7 +114,7 @@ mod tests {
         assert_eq!(decisions.take(&world, &[2].into(), Asked::default(), at(0)), [1, 3].into());
         assert_eq!(decisions.take(&world, &none, Asked::default(), at(0)), [2].into());
         assert_eq!(decisions.take(&world, &none, Asked::default(), at(0)), none);
-        // The gate is opened anew.
+        // A gate that is closed, or opened anew.
         decisions.clear();
         assert_eq!(decisions.take(&world, &none, Asked::default(), at(0)), [1, 2, 3].into());
     }
@@ -131,6 +132,15 @@ mod tests {
         assert_eq!(decisions.due(), Some(at(1010)));
         assert_eq!(decisions.take(&world, &none, ENGINES, at(1009)), none);
         assert_eq!(decisions.take(&world, &none, ENGINES, at(1010)), [2].into());
+        assert_eq!(decisions.due(), None);
+    }
+
+    #[test]
+    fn what_a_gate_held_that_is_closed_is_due_no_more() {
+        let mut decisions = Decisions::new(at(1000));
+        let unknown = world(&[(&"b".repeat(64), 1)]);
+        assert_eq!(decisions.take(&unknown, &BTreeSet::new(), ENGINES, at(0)), BTreeSet::new());
+        decisions.clear();
         assert_eq!(decisions.due(), None);
     }
 

@@ -467,6 +467,19 @@ fn a_container_is_held_until_its_engine_tells_of_it_or_the_deadline() {
     assert!(!bed.is_held(2));
 }
 
+/// The gate is closed while it holds a container that no engine has listed.
+#[test]
+fn an_agent_without_a_gate_is_at_rest() {
+    let mut bed = Bed::new();
+    bed.write("[[limit]]\nname = \"w\"\nscope = { container = \"web\" }\negress = \"1mbit\"\n");
+    bed.make(&format!("docker-{}.scope", "b".repeat(64)), 1);
+    assert!(bed.is_held(1));
+    bed.write("limit = []");
+    bed.pass(DEADLINE);
+    assert_eq!(bed.report.gate.state, GateState::Unneeded);
+    assert!(bed.agent.timeout(bed.now, &bed.wall) > SETTLE_MAX);
+}
+
 #[test]
 fn a_users_engine_takes_nothing_from_the_hosts() {
     let mut bed = Bed::new();
