@@ -29,6 +29,9 @@
 /* The deepest that the chosen cgroup may lie. */
 #define GT_DEPTH_MAX 32
 
+/* A full map is looked through for late cgroups so often at most: interrupts are off meanwhile. */
+#define GT_LOOK_NS 10000000
+
 /* In every network namespace the loopback device is the first. */
 #define LOOPBACK_IFINDEX 1
 /* The number of the unified hierarchy. */
@@ -43,6 +46,7 @@ enum {
 
 const volatile __u64 top_id = 0;
 const volatile __u64 deadline_ns = 0;
+__u64 next_look_ns = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -91,6 +95,36 @@ static __always_inline int is_below_top(struct cgroup *cgroup)
 	return 0;
 }
 
+static __always_inline struct gt_cgroup *find_undecided(void *ctx, __u64 id)
+{
+	return bpf_map_lookup_elem(&undecided, &id);
+}
+
+static long drop_late(void *map, __u64 *id, struct gt_cgroup *held, __u64 *now_ns)
+{
+	if (gt_judge(0, find_undecided, held, *now_ns, 0) == GT_LATE)
+		bpf_map_delete_elem(&undecided, id);
+	return 0;
+}
+
+/*
+ * Holds a new cgroup; 0 if there is a place. Those that are late give theirs up: user space may not
+ * even see them, as where a path is too long.
+ */
+static __always_inline int hold(__u64 id, __u64 parent)
+{
+	__u64 now_ns = bpf_ktime_get_ns();
+	struct gt_cgroup held = {.parent = parent, .until_ns = now_ns + deadline_ns};
+
+	if (!bpf_map_update_elem(&undecided, &id, &held, BPF_ANY))
+		return 0;
+	if (now_ns < next_look_ns)
+		return -1;
+	next_look_ns = now_ns + GT_LOOK_NS;
+	bpf_for_each_map_elem(&undecided, drop_late, &now_ns, 0);
+	return bpf_map_update_elem(&undecided, &id, &held, BPF_ANY);
+}
+
 /* Follows a cgroup that is made or removed. Runs with interrupts off, so alone on its CPU. */
 static __always_inline int follow(struct cgroup *cgroup, int is_removed)
 {
@@ -105,13 +139,8 @@ static __always_inline int follow(struct cgroup *cgroup, int is_removed)
 	if (is_removed) {
 		bpf_map_delete_elem(&undecided, &event.id);
 	} else {
-		struct gt_cgroup held = {
-		    .parent = event.parent,
-		    .until_ns = bpf_ktime_get_ns() + deadline_ns,
-		};
-
 		tg_add(&c->cgroups, 1, 1);
-		if (bpf_map_update_elem(&undecided, &event.id, &held, BPF_ANY))
+		if (hold(event.id, event.parent))
 			tg_add(&c->full, 1, 1);
 	}
 	if (bpf_ringbuf_output(&cgroup_events, &event, sizeof(event), 0))
@@ -129,11 +158,6 @@ SEC("tp_btf/cgroup_rmdir")
 int BPF_PROG(gate_removed, struct cgroup *cgroup)
 {
 	return follow(cgroup, 1);
-}
-
-static __always_inline struct gt_cgroup *find_undecided(void *ctx, __u64 id)
-{
-	return bpf_map_lookup_elem(&undecided, &id);
 }
 
 /*

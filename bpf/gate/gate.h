@@ -12,6 +12,9 @@
  * with all below it, whatever is decided meanwhile above or below. A cgroup that was decided before
  * one above it still waits for that one.
  *
+ * A packet without bytes takes nothing, and tells if its cgroup is late with all above it. Then it
+ * gives up its place if a new one needs that.
+ *
  * No number of CPUs passes more. A packet that does not fit gives back what it took; one that comes
  * between both is dropped although it would just have fit.
  */
@@ -24,7 +27,10 @@
 #define GT_BYTES 65536
 /* Undecided cgroups above one another that a packet looks at, from its own on. */
 #define GT_LEVELS 8
-/* Cgroups that are undecided at a time. One that finds no place is reported, but not held. */
+/*
+ * Cgroups that are undecided at a time. One that finds no place, and none of a late one, is
+ * reported, but not held.
+ */
 #define GT_UNDECIDED_MAX 4096
 
 /* A cgroup was made or removed. */

@@ -29,7 +29,7 @@ use crate::{
 /// The counters of a gate since it was attached.
 pub use crate::shared::GateCounters;
 
-/// Cgroups that are undecided at a time; one beyond them is not held.
+/// Cgroups that are undecided at a time; one beyond them is not held, unless another is late.
 pub const UNDECIDED_MAX: usize = GT_UNDECIDED_MAX as usize;
 /// Events that one call returns at most.
 pub const EVENTS_MAX: usize = 256;
@@ -195,7 +195,7 @@ impl Gate {
         Ok(())
     }
 
-    /// The cgroups that wait for a decision, also those whose deadline is over.
+    /// The cgroups that wait for a decision, also those whose deadline is over while others need no place.
     ///
     /// # Errors
     /// [`LimitError::Map`].

@@ -166,6 +166,33 @@ fn root_a_cgroup_that_finds_the_map_full_is_reported_and_not_held() {
     assert!(gate.held(id).unwrap().is_some(), "there is room again");
 }
 
+/// As those that user space never sees: their names are no text, or too long.
+#[test]
+fn root_cgroups_that_nobody_decides_give_up_their_places_after_the_deadline() {
+    if !root("root_cgroups_that_nobody_decides_give_up_their_places_after_the_deadline") {
+        return;
+    }
+    let (mut nest, gate) = gated("gate-late", LONG);
+    let id = |number: u64| u64::MAX - 1 - number;
+    // Of six one is late, and two wait for it; one is held still, and two wait for that.
+    for number in 0..UNDECIDED_MAX as u64 {
+        let (parent, until_ns) = match number % 6 {
+            0 => (0, 1),
+            3 => (0, u64::MAX),
+            _ => (id(number - 1), 0),
+        };
+        let other = Undecided { parent, until_ns, bytes: 0 };
+        gate.undecided.update(&id(number).to_ne_bytes(), bytes_of(&other), MapFlags::ANY).unwrap();
+    }
+    let new = make(&mut nest, 0, "new");
+    assert!(gate.held(new).unwrap().is_some());
+    let counters = gate.counters().unwrap();
+    assert_eq!((counters.cgroups, counters.full), (1, 0));
+    let held: BTreeSet<_> = gate.all_held().unwrap().into_iter().map(|(id, _)| id).collect();
+    let still = (0..UNDECIDED_MAX as u64).filter(|number| number % 6 >= 3).map(id);
+    assert_eq!(held, still.chain([new]).collect());
+}
+
 /// A program of somebody else on the egress hook, as systemd has them (BPF_F_ALLOW_MULTI), or alone (0).
 fn attach_foreign(cgroup: &Cgroup, flags: u32) {
     let mut pass = [libbpf_sys::bpf_insn::default(), libbpf_sys::bpf_insn::default()];
