@@ -30,7 +30,7 @@ use tidegate_host::{
     host::Host,
     plan::{Wanted, join},
     run::{
-        CGROUP_PREFIX, runner_of,
+        is_left_over, runner_of,
         socket::{Answer, REQUEST_MAX, Request, SOCKET, receive, send},
     },
     settings::{Patch, fields::find},
@@ -191,14 +191,20 @@ impl Server {
         }
         let names = self.host.store().names().unwrap_or_default().into_iter();
         let held = |name: &str| self.clients.iter().any(|c| c.limit.as_deref() == Some(name));
-        let mut gone = names.filter(|name| {
-            name.starts_with(CGROUP_PREFIX) && !held(name) && runner_of(name).is_none()
-        });
+        let mut gone =
+            names.filter(|name| is_left_over(name) && !held(name) && self.is_on_its_own(name));
         let taken = gone.next().is_some_and(|name| take_off(&self.host, &name).is_ok());
         if !taken {
             self.swept = Some(now);
         }
         taken
+    }
+
+    /// Whether a limit is on the cgroup of its name. One that somebody has named so by hand is not.
+    fn is_on_its_own(&self, name: &str) -> bool {
+        let limit = self.host.find(name).ok().flatten();
+        let scope = limit.and_then(|limit| limit.scope.or(limit.installed_on));
+        scope.is_none_or(|scope| scope.name().rsplit('/').next() == Some(name))
     }
 }
 

@@ -436,7 +436,7 @@ fn sweep_aside(hierarchy: &Hierarchy) -> mpsc::Receiver<usize> {
 /// Removes the empty cgroups of runs whose process is gone; returns how many.
 #[must_use]
 pub fn sweep(hierarchy: &Hierarchy) -> usize {
-    let left_over = hierarchy.find_below("", |name| maker_of(name).is_some_and(|m| !m.lives()));
+    let left_over = hierarchy.find_below("", is_left_over);
     let mut removed = 0;
     for path in left_over {
         let Ok(group) = hierarchy.open(&path) else { continue };
@@ -454,6 +454,12 @@ pub fn sweep(hierarchy: &Hierarchy) -> usize {
         removed += usize::from(!group.absolute().exists());
     }
     removed
+}
+
+/// Whether a name is of the cgroup of a run whose process is gone.
+#[must_use]
+pub fn is_left_over(name: &str) -> bool {
+    maker_of(name).is_some_and(|maker| !maker.lives())
 }
 
 /// The process that has made a cgroup.

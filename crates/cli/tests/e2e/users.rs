@@ -154,10 +154,17 @@ fn root_users_limit_ends_with_the_run_and_outlives_the_agent() {
     drop(child.0.stdin.take());
     assert_eq!(child.exit_code(), 0);
     assert!(objects.is_whole() && place.limits().len() == 1);
+    // What an administrator names so stays. The sweep comes to it first.
+    let by_hand = ["tidegate-run--x", "tidegate-run-0-1"];
+    for name in by_hand {
+        let other = place.child(&format!("by-hand{name}"));
+        place.ok(&["limit", "add", name, "--cgroup", other.path(), "--egress", "1mbit"]);
+    }
     // Also one that serves no group.
     let mut agent = bed.agent_of("no-such-group", 0o600);
-    wait_for("the sweep", || place.limits().is_empty().then_some(()));
     objects.wait_until_off();
+    wait_for("the sweep", || (place.limits().len() <= 2).then_some(()));
+    assert_eq!(place.limits(), by_hand);
     let doctor = place.tidegate().arg("doctor").output().unwrap();
     let said = String::from_utf8(doctor.stdout).unwrap();
     assert!(said.contains("there was no group `tidegate`"), "{said}");
