@@ -23,6 +23,7 @@ use tidegate_host::{
     spec::Spec,
     world::{Container, MAX_CONTAINERS, USER_CONTAINERS, World, is_container_id},
 };
+use tidegate_sys::cgroup::MAX_CGROUPS;
 
 use crate::{
     child::Line,
@@ -575,7 +576,11 @@ impl Agent {
         let stays = self.refused.iter().filter(|(name, _)| !is_known(name));
         let stays = stays.map(|(name, why)| format!("limit `{name}`, which is in no file: {why}"));
         let moves = self.moves_refused.iter().map(|(into, why)| format!("cgroup `{into}`: {why}"));
-        let errors = self.errors.iter().cloned().chain(moves).chain(stays).collect();
+        let more = self.world.as_ref().filter(|world| world.has_more);
+        let more = more.map(|_| {
+            format!("there are more than {MAX_CGROUPS} cgroups; new ones among the deepest get no limits")
+        });
+        let errors = self.errors.iter().cloned().chain(moves).chain(stays).chain(more).collect();
         let mut engines = self.engine_states.clone();
         if let Some(node) = self.node.as_ref().filter(|_| self.asks_for_pods()) {
             let unknown = match self.world.as_ref().map_or(0, World::unknown_pods) {

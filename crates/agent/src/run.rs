@@ -88,6 +88,8 @@ struct Shell<'a> {
     options: &'a AgentOptions,
     top: Cgroup,
     cgroups: Box<dyn CgroupSource>,
+    /// What the last scan has found.
+    known: scan::Cgroups,
     /// Where the kernel tells of devices; without it they are looked for from time to time.
     devices: Option<DeviceChanges>,
     watch: Files,
@@ -143,6 +145,7 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
         run,
         options,
         cgroups: Box::new(Inotify::new().map_err(AgentError::Events)?),
+        known: BTreeMap::new(),
         watch: Files::watch(&options.directory).map_err(at(&options.directory))?,
         engines: Engines::new(program.clone(), options.sockets.clone()),
         cluster: Cluster::new(program, options.cluster.clone()),
@@ -289,7 +292,8 @@ impl Shell<'_> {
             Action::Scan { programs, own, devices } => {
                 let mount = self.host.hierarchy().mount();
                 let top = self.top.path();
-                let mut world = scan::scan(self.host.hierarchy(), top, programs);
+                let before = std::mem::take(&mut self.known);
+                let mut world = scan::scan(self.host.hierarchy(), top, programs, &before);
                 let paths = |world: &World| {
                     let paths = world.cgroups.keys().cloned();
                     std::iter::once(String::new()).chain(paths).collect::<Vec<_>>()
@@ -297,10 +301,11 @@ impl Shell<'_> {
                 let known = paths(&world);
                 if self.cgroups.follow(mount, &mut known.iter().map(String::as_str)) {
                     // What has come below a new cgroup before it was watched.
-                    world = scan::scan(self.host.hierarchy(), top, programs);
+                    world = scan::scan(self.host.hierarchy(), top, programs, &world.cgroups);
                 }
                 world.devices = scan::devices(devices.into_iter());
                 give_back(self.host.hierarchy(), &world, &own);
+                self.known.clone_from(&world.cgroups);
                 Some(Event::Scanned { world, whole: self.cgroups.is_whole() })
             }
             Action::Gate { open } => Some(Event::Gate(self.gate(open))),

@@ -12,21 +12,41 @@ use tidegate_sys::{cgroup::Hierarchy, net::Netlink, store::contains};
 
 const PASSWD: &str = "/etc/passwd";
 
-/// What runs now at and below a cgroup, without containers.
+/// Paths of cgroups, each with its id.
+pub type Cgroups = BTreeMap<String, u64>;
+
+/// What runs now at and below a cgroup, without containers. Of more cgroups than are looked at those of
+/// `before` are still known.
 #[must_use]
-pub fn scan(hierarchy: &Hierarchy, top: &str, programs: bool) -> World {
-    let paths = hierarchy.find_below(top, |_| true).into_iter();
-    let cgroups = paths.filter_map(|path| {
-        let path = path.trim_matches('/').to_owned();
-        let id = fs::metadata(hierarchy.mount().join(&path)).ok()?.ino();
-        Some((path, id))
-    });
+pub fn scan(hierarchy: &Hierarchy, top: &str, programs: bool, before: &Cgroups) -> World {
+    let (paths, whole) = hierarchy.all_below(top);
+    let mut cgroups = with_ids(hierarchy.mount(), paths.iter());
+    if !whole {
+        keep(&mut cgroups, before, hierarchy.mount());
+    }
     World {
-        cgroups: cgroups.collect(),
+        cgroups,
+        has_more: !whole,
         users: users(&fs::read_to_string(PASSWD).unwrap_or_default()),
         programs: if programs { self::programs(top) } else { Vec::new() },
         ..World::default()
     }
+}
+
+/// Adds those of `before` that were left out and are still there.
+fn keep(cgroups: &mut Cgroups, before: &Cgroups, mount: &Path) {
+    let missing = before.keys().filter(|path| !cgroups.contains_key(*path));
+    let found = with_ids(mount, missing);
+    cgroups.extend(found);
+}
+
+/// Those of some cgroups that there are now.
+fn with_ids<'a>(mount: &Path, paths: impl Iterator<Item = &'a String>) -> Cgroups {
+    let known = paths.filter_map(|path| {
+        let id = fs::metadata(mount.join(path)).ok()?.ino();
+        Some((path.clone(), id))
+    });
+    known.collect()
 }
 
 /// The numbers of devices by their names; `None`: there is none. One that the kernel does not tell of is
@@ -95,6 +115,20 @@ mod tests {
     fn users_are_read_with_their_numbers() {
         let users = users("root:x:0:0:root:/root:/bin/sh\nanna:x:1000:1000::/:/bin/sh\nbroken\n");
         assert_eq!(users, BTreeMap::from([("root".into(), 0), ("anna".into(), 1000)]));
+    }
+
+    #[test]
+    fn cgroups_that_are_left_out_are_known_while_they_exist() {
+        let mount = tempfile::tempdir().unwrap();
+        for path in ["found", "left-out"] {
+            fs::create_dir(mount.path().join(path)).unwrap();
+        }
+        let id = |path: &str| fs::metadata(mount.path().join(path)).unwrap().ino();
+        let mut cgroups = Cgroups::from([("found".to_owned(), id("found"))]);
+        let before = ["found", "left-out", "gone"].map(|path| (path.to_owned(), 1));
+        keep(&mut cgroups, &before.into(), mount.path());
+        let both = ["found", "left-out"].map(|path| (path.to_owned(), id(path)));
+        assert_eq!(cgroups, both.into());
     }
 
     #[test]

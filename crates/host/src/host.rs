@@ -261,15 +261,16 @@ impl Cgroups<'_> {
         let Scope::Select(selector) = scope else { return Vec::new() };
         let hierarchy = self.host.hierarchy();
         let world = self.world.get_or_insert_with(|| {
-            let paths = hierarchy.find_below("", |_| true).into_iter();
+            let (paths, whole) = hierarchy.all_below("");
             let open = |path: String| Some((path.clone(), hierarchy.open(&path).ok()?.id()));
-            World { cgroups: paths.filter_map(open).collect(), ..World::default() }
+            let cgroups = paths.into_iter().filter_map(open).collect();
+            World { cgroups, has_more: !whole, ..World::default() }
         });
         let kept = || is.map(|is| is.members.clone()).unwrap_or_default();
-        match select::is_by_cgroups(selector) {
-            true => select::members(world, selector).unwrap_or_else(|_| kept()),
-            false => kept(),
+        if !select::is_by_cgroups(selector) || world.has_more && is.is_some() {
+            return kept();
         }
+        select::members(world, selector).unwrap_or_else(|_| kept())
     }
 }
 

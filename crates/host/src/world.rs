@@ -47,6 +47,8 @@ const ID_BYTES: usize = 64;
 pub struct World {
     /// Paths of cgroups, each with its id.
     pub cgroups: BTreeMap<String, u64>,
+    /// There are more, which are not known.
+    pub has_more: bool,
     /// The containers that are known, those of the host first.
     pub containers: BTreeMap<ContainerId, Container>,
     /// Running processes; read only if a selector asks for programs.

@@ -4,6 +4,7 @@
 //! leading slash; the empty path is the root.
 
 use std::{
+    collections::VecDeque,
     fs, io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
@@ -293,14 +294,30 @@ impl Hierarchy {
     /// [`MAX_CGROUPS`] groups are visited.
     #[must_use]
     pub fn find_below(&self, path: &str, filter: impl Fn(&str) -> bool) -> Vec<String> {
+        self.find_some_below(path, filter, MAX_CGROUPS).0
+    }
+
+    /// The same of all groups, and whether these are all: the deepest are left out where there are more.
+    #[must_use]
+    pub fn all_below(&self, path: &str) -> (Vec<String>, bool) {
+        self.find_some_below(path, |_| true, MAX_CGROUPS)
+    }
+
+    fn find_some_below(
+        &self,
+        path: &str,
+        filter: impl Fn(&str) -> bool,
+        max: usize,
+    ) -> (Vec<String>, bool) {
         let mut found = Vec::new();
-        let mut open = vec![path.trim_matches('/').to_owned()];
+        // By levels: whoever makes very many inside a group of theirs hides none above.
+        let mut open = VecDeque::from([path.trim_matches('/').to_owned()]);
         let mut visited = 0;
-        while let Some(group) = open.pop() {
-            visited += 1;
-            if visited > MAX_CGROUPS {
-                break;
+        while let Some(group) = open.pop_front() {
+            if visited == max {
+                return (found, false);
             }
+            visited += 1;
             if filter(group.rsplit('/').next().unwrap_or_default()) {
                 found.push(group.clone());
             }
@@ -309,7 +326,7 @@ impl Hierarchy {
                 if entry.file_type().is_ok_and(|t| t.is_dir()) {
                     let name = entry.file_name();
                     let name = name.to_string_lossy();
-                    open.push(if group.is_empty() {
+                    open.push_back(if group.is_empty() {
                         name.into_owned()
                     } else {
                         format!("{group}/{name}")
@@ -317,7 +334,7 @@ impl Hierarchy {
                 }
             }
         }
-        found
+        (found, true)
     }
 }
 
@@ -481,6 +498,23 @@ mod tests {
         }
         assert_eq!(hierarchy.relative(Path::new("/")), "");
         assert_eq!(hierarchy.relative(Path::new("a/../b")), "a/../b");
+    }
+
+    #[test]
+    fn a_walk_that_is_cut_short_says_so_and_leaves_out_the_deepest() {
+        let mount = tempfile::tempdir().unwrap();
+        for path in ["a", "b/c/d", "b/e", "f"] {
+            fs::create_dir_all(mount.path().join(path)).unwrap();
+        }
+        let mount = mount.path().to_owned();
+        let hierarchy = Hierarchy { shown: mount.clone(), mount, own: None };
+        let find = |max| {
+            let (mut found, whole) = hierarchy.find_some_below("", |_| true, max);
+            found.sort();
+            (found, whole)
+        };
+        assert_eq!(find(6).0, ["", "a", "b", "b/c", "b/e", "f"]);
+        assert_eq!((find(6).1, find(7).1, find(7).0.len()), (false, true, 7));
     }
 
     #[test]

@@ -467,6 +467,17 @@ fn a_container_is_held_until_its_engine_tells_of_it_or_the_deadline() {
     assert!(!bed.is_held(2));
 }
 
+#[test]
+fn cgroups_that_are_not_looked_at_are_said() {
+    let mut bed = Bed::new();
+    bed.write("limit = []");
+    let world = World { has_more: true, ..World::default() };
+    bed.handle(Event::Scanned { world, whole: true });
+    assert!(bed.report.errors[0].starts_with("there are more than 100000 cgroups; "));
+    bed.handle(Event::Scanned { world: World::default(), whole: true });
+    assert_eq!(bed.report.errors, [""; 0]);
+}
+
 /// The gate is closed while it holds a container that no engine has listed.
 #[test]
 fn an_agent_without_a_gate_is_at_rest() {
