@@ -85,6 +85,8 @@ pub enum Event {
     Scanned { world: World, whole: bool },
     /// An engine tells its containers; it is a user's, or the host's.
     Engine { socket: String, owner: Option<u32>, line: Line<Container> },
+    /// An engine is asked no longer: its user has logged out.
+    EngineGone { socket: String, owner: Option<u32> },
     /// The API server tells the pods of this node.
     Pods(Line<Pod>),
     /// The goal was applied; why limits of it were refused, by name.
@@ -269,6 +271,11 @@ impl Agent {
                 self.world = Some(world);
             }
             Event::Engine { socket, owner, line } => self.engine(socket, owner, line),
+            Event::EngineGone { socket, owner } => {
+                self.engine_states.remove(&socket);
+                self.engines.remove(&(owner, socket));
+                self.dirty = true;
+            }
             Event::Pods(line) => self.cluster(line),
             Event::Applied(refused) => {
                 let took = now.saturating_sub(self.checked);

@@ -21,7 +21,7 @@ use crate::{
     rights::{Identity, NOBODY},
 };
 
-/// Sockets that are asked at most.
+/// Sockets of users that are asked at most.
 pub const SOCKETS_MAX: usize = 64;
 /// Sockets are looked for so often.
 pub const LOOK: Duration = Duration::from_secs(5);
@@ -29,7 +29,14 @@ pub const LOOK: Duration = Duration::from_secs(5);
 struct Engine {
     asker: Asker,
     /// The user whose engine it is; none: the host's.
-    owner: Option<Identity>,
+    owner: Option<Owner>,
+}
+
+/// A user, and the directory that goes when this user has logged out.
+#[derive(Debug, Clone)]
+struct Owner {
+    identity: Identity,
+    directory: PathBuf,
 }
 
 /// All of them.
@@ -38,6 +45,8 @@ pub struct Engines {
     /// Sockets, or directories of users with sockets.
     places: Vec<PathBuf>,
     engines: BTreeMap<String, Engine>,
+    /// A socket that is there and not asked, as there are too many.
+    left_out: Option<String>,
     looked: Option<Duration>,
 }
 
@@ -59,7 +68,7 @@ impl Engines {
     /// Asks by `program agent-containers SOCKET`.
     #[must_use]
     pub fn new(program: PathBuf, sockets: Vec<PathBuf>) -> Engines {
-        Engines { program, places: sockets, engines: BTreeMap::new(), looked: None }
+        Engines { program, places: sockets, engines: BTreeMap::new(), left_out: None, looked: None }
     }
 
     /// Starts what is due; what is not asked for ends.
@@ -69,30 +78,64 @@ impl Engines {
             self.looked = None;
             return Vec::new();
         }
+        let mut events = Vec::new();
         if self.looked.is_none_or(|looked| looked + LOOK <= now) {
             self.looked = Some(now);
-            for (socket, owner) in self.sockets() {
-                let room = self.engines.len() < SOCKETS_MAX;
-                let engine = || Engine { asker: Asker::new(now), owner };
-                if room || self.engines.contains_key(&socket) {
-                    self.engines.entry(socket).or_insert_with(engine);
-                }
-            }
+            self.look(now, &mut events);
         }
         let program = &self.program;
         let started = self.engines.iter_mut().filter_map(|(socket, Engine { asker, owner })| {
-            let away = asker.keep(|| command(program, socket, *owner), now)?;
-            Some(event(socket, *owner, away))
+            let away = asker.keep(|| command(program, socket, owner.as_ref()), now)?;
+            Some(event(socket, owner.as_ref(), away))
         });
-        started.collect()
+        events.extend(started);
+        events
+    }
+
+    /// Takes in sockets that are new, and forgets those of users who have logged out.
+    fn look(&mut self, now: Duration, events: &mut Vec<Event>) {
+        let is_there = |owner: &Owner| owner.directory.exists();
+        let (there, gone) = std::mem::take(&mut self.engines)
+            .into_iter()
+            .partition(|(_, engine)| engine.owner.as_ref().is_none_or(is_there));
+        self.engines = there;
+        for (socket, Engine { asker, owner }) in gone {
+            asker.end();
+            events.push(Event::EngineGone { socket, owner: uid(owner.as_ref()) });
+        }
+        let mut left_out = None;
+        for (socket, owner) in self.sockets() {
+            let of_users = self.engines.values().filter(|engine| engine.owner.is_some()).count();
+            if self.engines.contains_key(&socket) {
+                continue;
+            }
+            // Those of the host are few.
+            if owner.is_some() && of_users >= SOCKETS_MAX {
+                left_out = Some((socket, owner));
+            } else {
+                self.engines.insert(socket, Engine { asker: Asker::new(now), owner });
+            }
+        }
+        let socket = left_out.as_ref().map(|(socket, _)| socket.clone());
+        if socket == self.left_out {
+            return;
+        }
+        if let Some(socket) = std::mem::replace(&mut self.left_out, socket) {
+            events.push(Event::EngineGone { socket, owner: None });
+        }
+        if let Some((socket, _)) = left_out {
+            let why = format!("not asked; {SOCKETS_MAX} sockets of users are asked at most");
+            events.push(event(&socket, None, Line::Away(why)));
+        }
     }
 
     fn end(&mut self) {
+        self.left_out = None;
         std::mem::take(&mut self.engines).into_values().for_each(|engine| engine.asker.end());
     }
 
     /// The sockets that are there, each with the user whose it is.
-    fn sockets(&self) -> BTreeMap<String, Option<Identity>> {
+    fn sockets(&self) -> BTreeMap<String, Option<Owner>> {
         let mut found = BTreeMap::new();
         for place in &self.places {
             let text = place.to_string_lossy();
@@ -110,7 +153,8 @@ impl Engines {
                     continue;
                 };
                 // Nobody else may enter the directory.
-                let owner = Identity { uid, gid: meta.gid() };
+                let identity = Identity { uid, gid: meta.gid() };
+                let owner = Owner { identity, directory: entry.path() };
                 found.insert(socket.display().to_string(), Some(owner));
             }
         }
@@ -133,7 +177,7 @@ impl Engines {
     /// What the children have said.
     pub fn take(&mut self, now: Duration) -> Vec<Event> {
         let of = self.engines.iter_mut().flat_map(|(socket, Engine { asker, owner })| {
-            asker.take(now).into_iter().map(|line| event(socket, *owner, line))
+            asker.take(now).into_iter().map(|line| event(socket, owner.as_ref(), line))
         });
         of.collect()
     }
@@ -146,8 +190,12 @@ impl Drop for Engines {
 }
 
 /// A line, with whose engine it is: a child is not asked that.
-fn event(socket: &str, owner: Option<Identity>, line: Line<Container>) -> Event {
-    Event::Engine { socket: socket.to_owned(), owner: owner.map(|owner| owner.uid), line }
+fn event(socket: &str, owner: Option<&Owner>, line: Line<Container>) -> Event {
+    Event::Engine { socket: socket.to_owned(), owner: uid(owner), line }
+}
+
+fn uid(owner: Option<&Owner>) -> Option<u32> {
+    owner.map(|owner| owner.identity.uid)
 }
 
 fn is_socket(path: &Path) -> bool {
@@ -163,10 +211,60 @@ fn identity(socket: &Path) -> io::Result<Identity> {
     Ok(Identity { uid, gid: meta.gid() })
 }
 
-fn command(program: &Path, socket: &str, owner: Option<Identity>) -> io::Result<Command> {
-    let who = owner.map_or_else(|| identity(Path::new(socket)), Ok)?;
+fn command(program: &Path, socket: &str, owner: Option<&Owner>) -> io::Result<Command> {
+    let who = owner.map_or_else(|| identity(Path::new(socket)), |owner| Ok(owner.identity))?;
     let mut command = Command::new(program);
     command.args(["agent-containers", socket, &who.uid.to_string(), &who.gid.to_string()]);
     command.env_clear();
     Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn users_who_have_logged_out_leave_their_places_and_the_host_needs_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let places = [at("host.sock"), at("user/*/x.sock")];
+        let user = |uid: usize| {
+            let name = format!("user/{uid}");
+            fs::create_dir_all(at(&name)).unwrap();
+            drop(UnixListener::bind(at(&name).join("x.sock")).unwrap());
+            at(&name).join("x.sock").display().to_string()
+        };
+        let sockets: Vec<_> = (100..=100 + SOCKETS_MAX).map(user).collect();
+        // Nothing can be started, so each that is asked is away.
+        let mut engines = Engines::new(at("no-program"), places.to_vec());
+        let mut keep = |looks: u32| {
+            let (mut away, mut gone, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+            for event in engines.keep(true, LOOK * looks) {
+                match event {
+                    Event::EngineGone { socket, .. } => gone.push(socket),
+                    Event::Engine { socket, line: Line::Away(why), .. } => {
+                        let left = why.starts_with("not asked; 64 sockets");
+                        if left { left_out.push(socket) } else { away.push(socket) }
+                    }
+                    other => panic!("{other:?}"),
+                }
+            }
+            (away, gone, left_out)
+        };
+        let (last, first) = (sockets[SOCKETS_MAX].clone(), sockets[0].clone());
+        assert_eq!(keep(0), (sockets[..SOCKETS_MAX].to_vec(), vec![], vec![last.clone()]));
+        drop(UnixListener::bind(at("host.sock")).unwrap());
+        let (away, gone, left_out) = keep(1);
+        assert!(away.contains(&at("host.sock").display().to_string()));
+        assert!(gone.is_empty() && left_out.is_empty(), "once");
+        // An engine that has ended may begin again.
+        fs::remove_file(&first).unwrap();
+        assert_eq!(keep(2).1, [""; 0]);
+        fs::remove_dir(at("user/100")).unwrap();
+        let (away, gone, left_out) = keep(3);
+        assert_eq!((gone, left_out), (vec![first.clone(), last.clone()], vec![]));
+        assert!(away.contains(&last) && !away.contains(&first));
+    }
 }

@@ -520,6 +520,18 @@ fn a_users_engine_takes_nothing_from_the_hosts() {
 }
 
 #[test]
+fn an_engine_of_a_user_who_has_logged_out_is_forgotten() {
+    let mut bed = Bed::new();
+    bed.write("labels = true");
+    let labels = BTreeMap::from([("tidegate.egress".to_owned(), "5mbit".to_owned())]);
+    let all = BTreeMap::from([("a".repeat(64), Container { name: "web".to_owned(), labels })]);
+    bed.handle(engine("s", Some(1000), Line::Listed(all)));
+    assert_eq!(bed.state("container-web"), Some(LimitState::Waiting));
+    bed.handle(Event::EngineGone { socket: "s".to_owned(), owner: Some(1000) });
+    assert!(bed.report.limits.is_empty() && bed.report.engines.is_empty());
+}
+
+#[test]
 fn an_id_that_no_container_has_is_left_out() {
     let mut bed = Bed::new();
     let web = "a".repeat(64);
