@@ -198,7 +198,8 @@ impl CgroupSource for Inotify {
     }
 }
 
-/// Tells when the files of a directory change. A directory that does not exist is waited for at its parent.
+/// Tells when the files of a directory change. A directory that does not exist is waited for at the nearest
+/// one above that does.
 #[derive(Debug)]
 pub struct Files {
     fd: OwnedFd,
@@ -224,17 +225,21 @@ impl Files {
             | WatchFlags::DELETE
             | WatchFlags::DELETE_SELF
             | WatchFlags::MOVE_SELF;
-        match inotify::add_watch(&self.fd, &self.directory, flags) {
-            Ok(_) => Ok(()),
-            Err(rustix::io::Errno::NOENT) => {
-                let parent = self.directory.parent().unwrap_or(Path::new("/"));
-                let flags = WatchFlags::CREATE | WatchFlags::MOVED_TO;
-                match inotify::add_watch(&self.fd, parent, flags) {
-                    Ok(_) | Err(rustix::io::Errno::NOENT) => Ok(()),
-                    Err(e) => Err(e.into()),
+        let above = WatchFlags::CREATE | WatchFlags::MOVED_TO;
+        'again: loop {
+            let mut missing = None;
+            for path in self.directory.ancestors() {
+                let at = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+                let flags = if missing.is_none() { flags } else { above };
+                match inotify::add_watch(&self.fd, at, flags) {
+                    Err(rustix::io::Errno::NOENT) => missing = Some(path),
+                    Err(e) => return Err(e.into()),
+                    // Made before that one was watched.
+                    Ok(_) if missing.is_some_and(Path::exists) => continue 'again,
+                    Ok(_) => return Ok(()),
                 }
             }
-            Err(e) => Err(e.into()),
+            return Ok(());
         }
     }
 
@@ -248,11 +253,12 @@ impl Files {
     /// # Errors
     /// Those of the operating system.
     pub fn take(&self) -> io::Result<bool> {
-        let own = self.directory.file_name().map(|name| name.to_string_lossy().into_owned());
+        let names = self.directory.iter().map(|name| name.to_string_lossy());
+        let names: BTreeSet<_> = names.collect();
         let any = take(&self.fd, |flags, name| {
             let itself = ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED;
             let is_named = name.ends_with(".toml") || name == VOLUME_DATA;
-            is_named || flags.intersects(itself) || own.as_deref() == Some(name)
+            is_named || flags.intersects(itself) || names.contains(name)
         })?;
         if any {
             self.renew()?;
@@ -332,6 +338,27 @@ mod tests {
         assert!(!files.take().unwrap());
         fill("..2");
         assert_eq!(fs::read_to_string(at("a.toml")).unwrap(), "..2");
+        assert!(files.take().unwrap());
+    }
+
+    #[test]
+    fn a_directory_is_waited_for_that_comes_later_with_those_above_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let files = Files::watch(&at("opt/x/etc")).unwrap();
+        for (made, moved) in [("opt", None), ("y/etc", Some("opt/x"))] {
+            fs::create_dir_all(at(made)).unwrap();
+            moved.into_iter().for_each(|to| fs::rename(at("y"), at(to)).unwrap());
+            assert!(files.take().unwrap(), "{made}");
+        }
+        fs::write(at("opt/x/etc/a.toml"), "").unwrap();
+        assert!(files.take().unwrap());
+        // It goes with those above it, and all come again.
+        fs::remove_dir_all(at("opt")).unwrap();
+        while files.take().unwrap() {}
+        fs::create_dir_all(at("opt/x/etc")).unwrap();
+        assert!(files.take().unwrap());
+        fs::write(at("opt/x/etc/a.toml"), "").unwrap();
         assert!(files.take().unwrap());
     }
 
