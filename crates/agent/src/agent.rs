@@ -370,7 +370,9 @@ impl Agent {
             (Line::Asked, _) => state = asked(Some(&self.cluster_state)),
             (Line::Away(reason), _) => state = format!("{AWAY}{reason}"),
             (Line::Listed(all), pods) if all.len() <= MAX_PODS => *pods = Pods::Known(all),
-            (Line::Changed(uid, pod), Pods::Known(pods)) if pods.len() < MAX_PODS => {
+            (Line::Changed(uid, pod), Pods::Known(pods))
+                if pods.len() < MAX_PODS || pods.contains_key(&uid) =>
+            {
                 pods.insert(uid, pod);
             }
             (Line::Gone(uid), Pods::Known(pods)) => drop(pods.remove(&uid)),

@@ -95,7 +95,9 @@ impl CgroupSource for Held {
     }
 
     fn decide(&mut self, cgroups: &BTreeSet<u64>) -> io::Result<()> {
-        cgroups.iter().try_for_each(|id| self.gate.decide(*id)).map_err(io::Error::other)
+        // Nobody decides the others again.
+        let all: Vec<_> = cgroups.iter().map(|id| self.gate.decide(*id)).collect();
+        all.into_iter().collect::<Result<(), _>>().map_err(io::Error::other)
     }
 
     fn gate(&self) -> GateReport {

@@ -532,6 +532,19 @@ fn an_engine_of_a_user_who_has_logged_out_is_forgotten() {
 }
 
 #[test]
+fn a_pod_that_is_known_changes_also_where_there_are_no_more() {
+    let mut bed = Bed::new();
+    bed.agent = Agent::new("/etc/tidegate", 1, BTreeSet::new(), DEADLINE).with_pods_of("node-a");
+    bed.write("annotations = true");
+    let pods: BTreeMap<_, _> = (0..MAX_PODS).map(|n| (n.to_string(), Pod::default())).collect();
+    bed.handle(Event::Pods(Line::Listed(pods)));
+    let changed = Pod { name: "other".to_owned(), ..Pod::default() };
+    bed.handle(Event::Pods(Line::Changed("0".to_owned(), changed.clone())));
+    assert!(matches!(&bed.agent.pods, Pods::Known(pods) if pods["0"] == changed));
+    assert_eq!(bed.report.engines["pods of node node-a"], "connected");
+}
+
+#[test]
 fn an_id_that_no_container_has_is_left_out() {
     let mut bed = Bed::new();
     let web = "a".repeat(64);
