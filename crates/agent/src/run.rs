@@ -22,7 +22,6 @@ use tidegate_sys::{
     names,
     net::DeviceChanges,
     preflight::PreflightError,
-    store::StoreError,
 };
 
 use crate::{
@@ -365,7 +364,6 @@ impl Shell<'_> {
                     None => Event::Applied(refused),
                 }
             }
-            Err(StoreError::Stopped { .. }) => Event::Stop,
             Err(error) => Event::NotApplied(error.to_string()),
         }
     }
@@ -418,8 +416,7 @@ impl Shell<'_> {
         for (socket, state) in &report.engines {
             now.insert(format!("engine {socket}"), format!("{socket}: {state}"));
         }
-        for (key, text) in now.iter().filter(|(key, text)| self.said.get(*key) != Some(text)) {
-            let _ = key;
+        for (_, text) in now.iter().filter(|(key, text)| self.said.get(*key) != Some(text)) {
             (self.say)(text);
         }
         // A limit with `each` is listed under its own name only while nothing matches.
