@@ -90,7 +90,10 @@ fn found(host: &Host, scope: &Scope) -> Result<Result<(Scope, Vec<String>), Stri
     };
     let members = match &scope {
         Scope::Select(selector) if selector.kind != SelectorKind::Cgroup => {
-            let found = select::members(&scan::scan(host.hierarchy(), "", false), selector);
+            let found = select::members(
+                &scan::scan(host.hierarchy(), "", false, &scan::Cgroups::new()),
+                selector,
+            );
             let found = found.map_err(|e| UsageError(e.to_string()))?;
             if found.is_empty() && !is_pattern(&selector.value) {
                 return Ok(Err(absent::missing(&scope)));

@@ -174,7 +174,8 @@ impl Resolved {
 pub(super) fn resolved(mut spec: Spec, host: &Host, at: &Zoned) -> Result<Resolved> {
     let is_exe =
         |limit: &LimitSpec| matches!(&limit.scope, Scope::Select(s) if s.kind == SelectorKind::Exe);
-    let world = scan::scan(host.hierarchy(), "", spec.limits.iter().any(is_exe));
+    let programs = spec.limits.iter().any(is_exe);
+    let world = scan::scan(host.hierarchy(), "", programs, &scan::Cgroups::new());
     scan::relative(host.hierarchy(), &mut spec);
     let files = Files { specs: vec![spec.clone()], errors: Vec::new() };
     let goal = goal::goal(&files, &world, at);
