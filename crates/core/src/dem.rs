@@ -18,7 +18,7 @@
 //!
 //! The PI law spreads its marks evenly: the flow keeps the fraction of a mark that is left, so no randomness
 //! is needed. It is the default: where windows are halved, or many flows last long, it holds the rate better,
-//! with a queue of the same mean (`tests/port_laws.rs` has the table).
+//! with a queue of up to 2.2 times the mean (`tests/port_laws.rs` has the table).
 //!
 //! O(1) an ACK; 24 bytes a limit, 4 bytes a flow. The kernel's copy is `bpf/acks/dem.h`.
 
