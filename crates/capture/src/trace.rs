@@ -279,11 +279,25 @@ impl Runs {
         RunReport {
             runs: self.count,
             mean_packets: mean(self.packets, self.count),
-            median_packets_at_most: median.map_or(0, |class| (2 << class) - 1),
+            median_packets_at_most: median.map_or(0, |class| (2 << class) - 1).min(self.longest),
             longest_packets: self.longest,
             mean_gap_packets: mean(self.lost, self.gaps),
             longest_gap_packets: self.longest_gap,
             first: self.first,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_the_runs_are_no_longer_than_the_longest() {
+        let mut runs = Runs::default();
+        (0..706).for_each(|i| runs.passed(i, 1_500, 0, 0));
+        let report = runs.report(0);
+        assert_eq!((report.longest_packets, report.median_packets_at_most), (706, 706));
+        assert_eq!(Runs::default().report(0).median_packets_at_most, 0);
     }
 }

@@ -184,8 +184,10 @@ pub enum Reason {
     Reaches,
     /// Juniper's lower limit is enough.
     Least,
-    /// Flows would need more than [`SANE`], or than a bucket holds: use a shaper, or paced senders.
+    /// Flows would need more than [`SANE`]: use a shaper, or paced senders.
     TooLong,
+    /// The same, and [`MAX_BURST`] is less than that.
+    Deepest,
 }
 
 /// The shallowest bucket with which unpaced flows reach [`TARGET`] of the rate, within ten packets and
@@ -193,12 +195,13 @@ pub enum Reason {
 #[must_use]
 pub fn recommend(path: &Path) -> Recommendation {
     let least = Rule::TenMtu.burst(path);
-    let most = path.rate.bytes_in(SANE).min(MAX_BURST).max(least);
+    let sane = path.rate.bytes_in(SANE);
+    let most = sane.min(MAX_BURST).max(least);
     let reaches = |burst: u64| goodput(path, Bytes(burst)).unpaced >= TARGET;
     let (burst, reason) = if reaches(least.0) {
         (least, Reason::Least)
     } else if !reaches(most.0) {
-        (most, Reason::TooLong)
+        (most, if sane > MAX_BURST { Reason::Deepest } else { Reason::TooLong })
     } else {
         let (mut low, mut high) = (least.0, most.0);
         while high - low > (high / 256).max(1) {

@@ -42,6 +42,7 @@ fn a_queue_keeps_one_pace_and_closes_the_gap() {
 fn a_policer_leaves_the_gap_open() {
     let pace = pace(&bursts(|_| 2.0, 10, false));
     assert!((pace.gap - 2.0).abs() < 0.01, "{pace:?}");
+    assert!(pace.words().contains("came at 2.000 times the rate"), "{}", pace.words());
     assert!(!pace.is_of_a_queue() && pace.empties_a_bucket(), "{pace:?}");
 }
 

@@ -217,3 +217,22 @@ fn analyze_says_what_is_wrong_with_a_file() {
     let done = tidegate(&["burst", "analyze", &write("damaged", &damaged)]);
     assert!(String::from_utf8(done.stderr).unwrap().contains("is damaged after packet"));
 }
+
+#[test]
+fn size_names_the_bound_and_what_is_too_deep() {
+    let why = |size: &serde_json::Value| size["recommended"]["why"].as_str().unwrap().to_owned();
+    let fast = json(&["burst", "size", "--rate", "100gbit", "--json"]);
+    assert_eq!(fast["recommended"]["burst_bytes"], 1_u64 << 31);
+    assert!(why(&fast).starts_with("the deepest bucket that there is"), "{fast}");
+    let args =
+        ["burst", "size", "--rate", "1gbit", "--rtt", "50ms", "--interface", "10gbit", "--json"];
+    let long = json(&args);
+    assert!(why(&long).starts_with("a quarter of a second"), "{long}");
+    let rows = long["bursts"].as_array().unwrap();
+    let of = |rule: &str| rows.iter().find(|row| row["rule"] == rule).unwrap();
+    let [paced, car] = ["TCP, paced", "CIR x 1.5 s"].map(of);
+    let gets = |row: &serde_json::Value| row["goodput_paced_bit_s"].as_f64().unwrap();
+    assert!(gets(car) < gets(paced), "{long}");
+    assert!(car["why"].as_str().unwrap().ends_with("; a shallower one gets more"), "{long}");
+    assert!(!paced["why"].as_str().unwrap().contains("shallower"), "{long}");
+}

@@ -80,6 +80,9 @@ fn the_recommendation_reaches_what_it_says() {
     assert!(goodput(&typical, Bytes(burst.burst.0 * 95 / 100)).unpaced < TARGET);
     assert_eq!(recommend(&path(1_000, 200, CongestionControl::Reno)).reason, Reason::TooLong);
     assert_eq!(recommend(&path(1, 1, CongestionControl::Bbr)).reason, Reason::Least);
+    let fast = Path { rate: rate(100_000_000_000), ..path(1, 20, CongestionControl::Cubic) };
+    let deepest = recommend(&fast);
+    assert_eq!((deepest.burst, deepest.reason), (MAX_BURST, Reason::Deepest));
 }
 
 /// The article's source: 1.27 MB each 100 ms on a gigabit link, 1500-byte packets of which 1472 are

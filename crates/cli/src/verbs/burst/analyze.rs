@@ -203,7 +203,10 @@ fn cells(flow: &FlowReport, groups: &[GroupReport]) -> Vec<String> {
         rate(flow.rate_bit_s),
         verdict,
         shown(|estimate| rate(estimate.rate_bit_s)),
-        shown(|estimate| size(estimate.depth_bytes)),
+        shown(|estimate| match estimate.depth_high_bytes {
+            Some(_) => size(estimate.depth_bytes),
+            None => format!("at least {}", size(estimate.depth_low_bytes)),
+        }),
         delay.map_or_else(|| "-".to_owned(), |delay| format!("{:.1}ms", delay.median_ms)),
     ]
 }

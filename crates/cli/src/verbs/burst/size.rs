@@ -82,7 +82,8 @@ pub fn run(args: &SizeArgs) -> Result<ExitCode> {
     let row = |rule: &str, burst: Bytes, why: &str| row(&path, args.udp, rule, burst, why);
     let rules = Rule::ALL.iter().map(|rule| row(rule.name(), rule.burst(&path), rule.why(path.cc)));
     let given = args.burst.iter().map(|burst| row("--burst", *burst, "as given"));
-    let bursts: Vec<Row> = rules.chain(given).collect::<Result<_>>()?;
+    let mut bursts: Vec<Row> = rules.chain(given).collect::<Result<_>>()?;
+    tell_what_is_too_deep(&mut bursts, path.rate);
     let best = recommend(&path);
     let why = match best.reason {
         Reason::Reaches => "the least with which unpaced flows reach 95 % of the rate",
@@ -90,6 +91,10 @@ pub fn run(args: &SizeArgs) -> Result<ExitCode> {
         Reason::TooLong => {
             "a quarter of a second, and not enough for unpaced flows: more is hardly a limit. Pace the \
              senders, or shape (`tidegate limit add`)"
+        }
+        Reason::Deepest => {
+            "the deepest bucket that there is, and not enough for unpaced flows. Pace the senders, or shape \
+             (`tidegate limit add`)"
         }
     };
     let recommended = row("recommended", best.burst, why)?;
@@ -111,6 +116,22 @@ pub fn run(args: &SizeArgs) -> Result<ExitCode> {
         show(&mut out, &path, &size, args.udp.is_some())?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Fast convergence of CUBIC makes a deeper bucket get less at times.
+fn tell_what_is_too_deep(bursts: &mut [Row], rate: Rate) {
+    let visible = rate.bit_s() as f64 / 1e3;
+    for i in 0..bursts.len() {
+        let deep = &bursts[i];
+        let gets_more = |row: &Row| {
+            row.burst_bytes < deep.burst_bytes
+                && (row.goodput_paced_bit_s > deep.goodput_paced_bit_s + visible
+                    || row.goodput_unpaced_bit_s > deep.goodput_unpaced_bit_s + visible)
+        };
+        if bursts.iter().any(gets_more) {
+            bursts[i].why += "; a shallower one gets more";
+        }
+    }
 }
 
 fn row(path: &Path, udp: Option<UdpSource>, rule: &str, burst: Bytes, why: &str) -> Result<Row> {
