@@ -16,6 +16,7 @@ use tidegate_core::{Scheme, Scope};
 
 use crate::{
     cgroup::{Cgroup, Hierarchy},
+    features,
     net::{Device, NetError, Netlink, qdisc::QueueStats},
     process::{in_network_namespace, network_namespaces},
 };
@@ -39,6 +40,12 @@ pub enum FqError {
         /// A scheme that limits such a scope without a qdisc.
         other: Scheme,
     },
+    /// A kernel without `fq`.
+    #[error(
+        "scheme `edt` needs the qdisc `fq`, which this kernel does not have; type: modprobe sch_fq, or boot a \
+         kernel that has it (or use scheme `{0}`, which needs no qdisc)"
+    )]
+    NotInKernel(Scheme),
     #[error(
         "scheme `edt` needs a device by which packets leave, and none but the loopback device is up"
     )]
@@ -94,6 +101,9 @@ fn check_here(scope: &Scope) -> Result<(), FqError> {
         if !keeps_times(&qdiscs) {
             let root = root_of(&qdiscs).map_or("none", |qdisc| &qdisc.kind);
             let other = if scope.is_device() { Scheme::Police } else { Scheme::Pace };
+            if features::has_qdisc("fq") == Some(false) {
+                return Err(FqError::NotInKernel(other));
+            }
             let (device, qdisc) = (device.name.clone(), root.to_owned());
             return Err(FqError::NoFq { device, qdisc, other });
         }
