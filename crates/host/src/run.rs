@@ -54,7 +54,7 @@ use crate::{
     host,
     plan::{Present, State, Wanted, join},
     settings,
-    status::LimitStatus,
+    status::{LimitStatus, hold_ceilings},
     summary::{Report, Summary},
 };
 use socket::{AskError, Asked};
@@ -203,7 +203,13 @@ pub fn run(options: &RunOptions) -> Result<Finished, RunError> {
     let scope = Scope::Cgroup(path);
     let status = LimitStatus::of_maps(name, scope, State::InForce, limit.maps(), &settings);
     let parent = above.map(|above| above.limit.name);
-    let status = status.map(|status| LimitStatus { parent, ..status });
+    let mut status = status.map(|status| LimitStatus { parent, ..status });
+    if let (Ok(status), Some(parent)) = (&mut status, &options.parent)
+        && let Ok(listing) = Store::at(&parent.store).list(&hierarchy)
+    {
+        let mut above: Vec<_> = listing.limits.iter().map(LimitStatus::read_or_broken).collect();
+        hold_ceilings(above.iter_mut().chain([status]));
+    }
     if let Err(e) = &status {
         warnings.push(format!("the counters cannot be read: {e}"));
     }

@@ -123,7 +123,7 @@ impl Screen {
                     d.now_bit_s.map_or_else(|| "-".to_owned(), output::rate),
                     output::rate(d.used_bit_s),
                     format!("{:.1}", 100.0 * d.used_bit_s as f64 / d.rate_bit_s.max(1) as f64),
-                    output::time(d.backlog_ns),
+                    output::time(d.backlog_ns.max(0)),
                     d.counters.packets_of("mark").to_string(),
                     d.counters.packets_of("slow").to_string(),
                     d.counters.dropped().0.to_string(),

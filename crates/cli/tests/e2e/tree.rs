@@ -608,6 +608,23 @@ fn root_limits_inside_each_other_keep_their_order_on_one_cgroup() {
     assert_eq!((Objects::on(top).links(), place.store().exists()), (0, false));
 }
 
+/// A limit without a rate of its own has a placeholder, which nobody typed.
+#[test]
+fn root_a_run_inside_a_parent_reports_the_parents_rate() {
+    need_root!();
+    let place = Place::new();
+    place.ok(&["limit", "add", "app", "--cgroup", place.group.path(), "--egress", "50mbit"]);
+    place.ok(&["limit", "add", "in", "--cgroup", place.child("in").path(), "--parent", "app"]);
+    let report = |json: &[&str]| {
+        let flags = [&["--parent", "app", "--stats"], json].concat();
+        String::from_utf8(place.run(&flags).arg("true").output().unwrap().stderr).unwrap()
+    };
+    let words = report(&[]);
+    assert!(words.contains("egress 50mbit: "), "{words}");
+    let json: Value = serde_json::from_str(&report(&["--json"])).unwrap();
+    assert_eq!(json["egress"]["rate_bit_s"], 50_000_000, "{json}");
+}
+
 #[test]
 fn root_members_join_before_the_limits_that_theirs_is_inside_of() {
     need_root!();
