@@ -4,7 +4,7 @@ use anyhow::ensure;
 
 use super::axis::Axis;
 use super::canvas::{self, INK, Key, Mark, Plot, WIDTH};
-use super::{Series, palette, systems};
+use super::{Series, palette::Palette, systems};
 use crate::units::{Unit, trimmed, with_symbol};
 
 /// Values over time: a rate in each 100 ms, say.
@@ -29,13 +29,22 @@ impl Lines {
     ///
     /// When there is nothing to draw.
     pub fn svg(&self) -> anyhow::Result<String> {
+        self.svg_in(&Palette::default())
+    }
+
+    /// The same in the colours of a report.
+    ///
+    /// # Errors
+    ///
+    /// When there is nothing to draw.
+    pub fn svg_in(&self, palette: &Palette) -> anyhow::Result<String> {
         let points = || self.series.iter().flat_map(|series| &series.points);
         ensure!(points().next().is_some(), "no points");
         ensure!(points().all(|(x, y)| x.is_finite() && y.is_finite()), "a point is no number");
         let (x_name, x_unit) = Unit::split(&self.x);
         let (y_name, y_unit) = Unit::split(&self.y);
         let systems = systems(&self.series);
-        let colours = palette::colours(&systems);
+        let colours = palette.colours(&systems);
 
         let mut keys = canvas::line_keys(&systems, &colours);
         if let Some(limit) = self.limit {

@@ -1,7 +1,7 @@
 //! One colour a system, the same in every figure.
 //!
 //! The colours are those of Okabe and Ito (Color Universal Design, 2008), which stay apart for eyes
-//! that do not see red or green, with a grey for the system that has no limit.
+//! that do not see red or green, with a grey for the system that has no limit. Four of Paul Tol's follow.
 
 use plotters::style::RGBColor;
 
@@ -14,9 +14,14 @@ const VERMILLION: RGBColor = RGBColor(0xD5, 0x5E, 0x00);
 const PURPLE: RGBColor = RGBColor(0xCC, 0x79, 0xA7);
 const GREY: RGBColor = RGBColor(0x99, 0x99, 0x99);
 const BLACK: RGBColor = RGBColor(0x33, 0x33, 0x33);
+const WINE: RGBColor = RGBColor(0x88, 0x22, 0x55);
+const OLIVE: RGBColor = RGBColor(0x99, 0x99, 0x33);
+const TEAL: RGBColor = RGBColor(0x44, 0xAA, 0x99);
+const INDIGO: RGBColor = RGBColor(0x33, 0x22, 0x88);
 
 /// What strangers get, in this order.
-const FREE: [RGBColor; 9] = [BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLOW, GREY, BLACK];
+const FREE: [RGBColor; 13] =
+    [BLUE, ORANGE, GREEN, VERMILLION, SKY, PURPLE, YELLOW, GREY, BLACK, WINE, OLIVE, TEAL, INDIGO];
 
 /// The systems we know. Two that share a colour are not compared with each other; if they are, the
 /// later one in the figure gets a free colour.
@@ -43,16 +48,40 @@ const KNOWN: &[(&str, RGBColor)] = &[
     ("fps", GREEN),
 ];
 
-/// A colour for each system of a figure, distinct while there are no more than nine. What follows a comma
-/// tells several curves of one system apart: the first of them has the system's colour.
-pub fn colours(systems: &[&str]) -> Vec<RGBColor> {
-    let known = |system: &str| {
-        let system = system.split(',').next();
-        KNOWN.iter().find(|(name, _)| Some(*name) == system).map(|(_, colour)| *colour)
-    };
+/// The colours of a report: a system has the same one in all its figures, while there are no more systems than
+/// colours. Empty: each figure stands alone.
+#[derive(Debug, Clone, Default)]
+pub struct Palette(Vec<(String, RGBColor)>);
+
+impl Palette {
+    /// The colours of a report with these systems.
+    #[must_use]
+    pub fn of(systems: &[&str]) -> Palette {
+        let systems = crate::distinct(systems.iter().copied());
+        let colours = Palette::default().colours(&systems);
+        Palette(systems.into_iter().map(str::to_owned).zip(colours).collect())
+    }
+
+    /// A colour for each system of a figure, distinct while there are enough.
+    #[must_use]
+    pub fn colours(&self, systems: &[&str]) -> Vec<RGBColor> {
+        let given = |system: &str| self.0.iter().find(|(name, _)| name == system).map(|(_, c)| *c);
+        colours_where(systems, |system| given(system).or_else(|| known(system)))
+    }
+}
+
+/// The colour of a system that we know. What follows a comma tells several curves of one system apart: the first
+/// of them has the system's colour.
+fn known(system: &str) -> Option<RGBColor> {
+    let system = system.split(',').next();
+    KNOWN.iter().find(|(name, _)| Some(*name) == system).map(|(_, colour)| *colour)
+}
+
+/// The colours that systems want, and free ones for those whose colour is taken, or that want none.
+fn colours_where(systems: &[&str], wanted: impl Fn(&str) -> Option<RGBColor>) -> Vec<RGBColor> {
     let mut taken: Vec<Option<RGBColor>> = Vec::with_capacity(systems.len());
     for system in systems {
-        let colour = known(system).filter(|colour| !taken.contains(&Some(*colour)));
+        let colour = wanted(system).filter(|colour| !taken.contains(&Some(*colour)));
         taken.push(colour);
     }
     for at in 0..taken.len() {
@@ -68,6 +97,25 @@ pub fn colours(systems: &[&str]) -> Vec<RGBColor> {
 mod tests {
     use super::*;
 
+    fn colours(systems: &[&str]) -> Vec<RGBColor> {
+        Palette::default().colours(systems)
+    }
+
+    /// The systems of `low-latency`, whose figures do not have all of them, nor in one order.
+    #[test]
+    fn a_system_has_one_colour_in_all_figures_of_a_report() {
+        let all = ["idle", "htb", "spring", "htb-ecn", "dem"];
+        let report = Palette::of(&all);
+        let whole = report.colours(&all);
+        assert_eq!(crate::distinct(whole.iter()).len(), all.len());
+        for figure in [&["htb-ecn", "dem"][..], &["spring", "idle", "htb"], &["dem", "spring"]] {
+            for (system, colour) in figure.iter().zip(report.colours(figure)) {
+                let at = all.iter().position(|name| name == system).unwrap();
+                assert_eq!(colour, whole[at], "{system}");
+            }
+        }
+    }
+
     #[test]
     fn a_system_keeps_its_colour() {
         assert_eq!(colours(&["htb", "pace"]), [VERMILLION, GREEN]);
@@ -75,7 +123,7 @@ mod tests {
         assert_eq!(colours(&["htb, 1 Gbit/s", "pace, 1 Gbit/s"]), [VERMILLION, GREEN]);
     }
 
-    /// Nine of them, of the known ones and strangers, in many orders.
+    /// As many as there are colours, of the known ones and strangers, in many orders.
     #[test]
     fn no_two_systems_of_a_figure_look_alike() {
         let known = KNOWN.iter().map(|(name, _)| *name);
@@ -90,8 +138,8 @@ mod tests {
 
     #[test]
     fn more_systems_than_colours_use_each_before_one_again() {
-        let colours = colours(&["x"; 12]);
-        assert_eq!(colours[..9], FREE);
-        assert_eq!(colours[9..], FREE[..3]);
+        let colours = colours(&["x"; 16]);
+        assert_eq!(colours[..13], FREE);
+        assert_eq!(colours[13..], FREE[..3]);
     }
 }

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use tidegate_lab::chart::{Bars, BarsOf, Cdf, Figure, Lines, Series};
+use tidegate_lab::chart::{Bars, BarsOf, Cdf, Figure, Lines, Palette, Series};
 use tidegate_lab::report::{Case, Row};
 use tidegate_lab::stats;
 
@@ -45,7 +45,7 @@ fn main() -> anyhow::Result<()> {
         ("narrow", Cdf { title: "Within one decade".into(), ..narrow() }.into()),
     ];
     for (name, figure) in figures {
-        std::fs::write(dir.join(format!("{name}.svg")), figure.svg()?)?;
+        std::fs::write(dir.join(format!("{name}.svg")), figure.svg(&Palette::default())?)?;
     }
     Ok(())
 }

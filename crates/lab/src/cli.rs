@@ -13,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tidegate_core::{Nanos, Rate, Span, link::LinkOptions};
+use tidegate_sys::features::has_qdisc;
 
 use crate::context::{Links, Options};
 use crate::experiment::Experiment;
@@ -197,6 +198,11 @@ fn perform<W: Write>(
         Verb::Run { names, quick, repeats, only, systems, links, places } => {
             let chosen = choose(&names, known)?;
             let links = links.links()?;
+            if links.means == Means::Netem && has_qdisc("netem") == Some(false) {
+                let why =
+                    "--netem: this kernel has no netem (the module sch_netem): leave --netem out";
+                return Err(Refusal(SKIPPED, why.to_owned()));
+            }
             let fixed = chosen.iter().find(|experiment| !experiment.takes_links());
             if let (Some(fixed), true) = (fixed, links != Links::default()) {
                 let why = "has no path to put a link on, or links of its own: run it without \
@@ -232,7 +238,7 @@ fn exit_code(outcomes: &[(&str, Outcome)]) -> u8 {
         Outcome::Done(_) => 0,
         Outcome::Skipped(_) => SKIPPED,
         Outcome::Failed(error) if error.is::<Interrupted>() => INTERRUPTED,
-        Outcome::Failed(_) => FAILED,
+        Outcome::Failed(_) | Outcome::Unwritten(..) => FAILED,
     };
     let codes: Vec<u8> = outcomes.iter().map(code).collect();
     [INTERRUPTED, FAILED, SKIPPED].into_iter().find(|code| codes.contains(code)).unwrap_or(0)
@@ -408,6 +414,15 @@ mod tests {
     }
 
     #[test]
+    fn netem_is_refused_at_once_where_there_is_none() {
+        if has_qdisc("netem") == Some(false) {
+            let (code, why) = refused(&["--netem"]);
+            assert_eq!(code, SKIPPED);
+            assert!(why.contains("no netem"), "{why}");
+        }
+    }
+
+    #[test]
     fn a_link_is_what_the_user_says() {
         let words = [
             "--rtt=10ms",
@@ -443,6 +458,7 @@ mod tests {
             (&["--rtt=10"][..], "10ms"),
             (&["--rtt=9s"], "less than 4s together"),
             (&["--link-rate=10kbit", "--link-queue=1mb"], "less than 4s together"),
+            (&["--link-rate=1bit"], "or a higher rate"),
             (&["--link-rate=0bit"], "link-rate"),
             (&["--link-queue=10ms"], "required"),
             (&["--loss=1"], "such as 0.1%"),

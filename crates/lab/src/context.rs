@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidegate_core::link::LinkOptions;
 
-use crate::chart::{Bars, BarsOf, Figure};
+use crate::chart::{Bars, BarsOf, Figure, Palette};
 use crate::progress::Progress;
 use crate::report::{Case, Claim, FigureFile, Report, Row};
 use crate::stats;
@@ -81,7 +81,7 @@ pub struct Context {
     /// The systems that are wanted; none: all.
     pub systems: Vec<String>,
     pub(crate) report: Report,
-    pub(crate) drawn: Vec<(String, String)>,
+    pub(crate) figures: Vec<(String, Figure)>,
     progress: Progress,
     interrupted: Arc<AtomicBool>,
 }
@@ -98,7 +98,7 @@ impl Context {
             only: options.only.clone(),
             systems: options.systems.clone(),
             report,
-            drawn: Vec::new(),
+            figures: Vec::new(),
             progress,
             interrupted: Arc::clone(&options.interrupted),
         }
@@ -156,18 +156,29 @@ impl Context {
         self.report.notes.push(note);
     }
 
-    /// Draws `name.svg`. A figure that cannot be drawn becomes a note; the rows are worth more.
+    /// Becomes `name.svg` at the end, when all systems are known.
     pub fn figure(&mut self, name: &str, figure: impl Into<Figure>) {
-        let figure = figure.into();
-        match figure.svg() {
-            Ok(svg) => {
-                let file = format!("{name}.svg");
-                let title = figure.title().to_owned();
-                self.report.figures.push(FigureFile { file: file.clone(), title });
-                self.drawn.push((file, svg));
+        self.figures.push((name.to_owned(), figure.into()));
+    }
+
+    /// Draws the figures: file name and SVG. One that cannot be drawn becomes a note; the rows are worth more.
+    pub(crate) fn draw(&mut self) -> Vec<(String, String)> {
+        let figures = std::mem::take(&mut self.figures);
+        let in_figures = figures.iter().flat_map(|(_, figure)| figure.systems());
+        let systems: Vec<&str> = self.report.systems().into_iter().chain(in_figures).collect();
+        let palette = Palette::of(&systems);
+        let mut drawn = Vec::new();
+        for (name, figure) in &figures {
+            match figure.svg(&palette) {
+                Ok(svg) => {
+                    let (file, title) = (format!("{name}.svg"), figure.title().to_owned());
+                    self.report.figures.push(FigureFile { file: file.clone(), title });
+                    drawn.push((file, svg));
+                }
+                Err(error) => self.note(format!("figure {name} could not be drawn: {error:#}")),
             }
-            Err(error) => self.note(format!("figure {name} could not be drawn: {error:#}")),
         }
+        drawn
     }
 
     /// Draws `name.svg`: grouped bars of a metric from all rows recorded so far.

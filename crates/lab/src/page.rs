@@ -11,13 +11,14 @@ impl Report {
     pub fn markdown(&self) -> String {
         let mut page = format!("# {}\n\n{}\n\n", self.experiment, self.summary);
         page += &format!(
-            "Made by `{}` (version {}{}) on {} in {:.0} s.{}\n\n",
+            "Made by `{}` (version {}{}) on {} in {:.0} s.{}{}\n\n",
             self.command,
             self.version,
             self.commit_text(),
             self.started,
             self.elapsed_s,
             if self.quick { " This is the quick form: fewer and shorter runs." } else { "" },
+            if self.interrupted { " **It stopped before its end: this is a part.**" } else { "" },
         );
         page += &self.machine();
         if !self.claims.is_empty() {

@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::Path;
 
+use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -123,6 +124,9 @@ pub struct Report {
     pub started: String,
     /// How long it took.
     pub elapsed_s: f64,
+    /// It stopped before its end, so rows, claims and figures are missing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub interrupted: bool,
     /// How the machine stood still meanwhile; none if that could not be watched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stalls: Option<Stalls>,
@@ -155,28 +159,49 @@ impl Report {
         self.rows.iter().filter(wanted).map(|row| row.value).collect()
     }
 
-    /// Writes the report and its figures (file name, SVG) into `dir`, which is made if need be.
-    /// On an error, the report that was there before is still there.
-    pub fn write(&self, dir: &Path, drawn: &[(String, String)]) -> io::Result<()> {
+    /// The report in a directory, if there is one.
+    pub fn read(dir: &Path) -> Option<Report> {
+        serde_json::from_str(&fs::read_to_string(dir.join("report.json")).ok()?).ok()
+    }
+
+    /// Writes the report and its figures (file name, SVG) into `dir`, which is made if need be. The data come
+    /// first, and an error keeps nothing else from being written. Figures of the report before go.
+    ///
+    /// # Errors
+    /// The first file that could not be written, and why.
+    pub fn write(&self, dir: &Path, drawn: &[(String, String)]) -> anyhow::Result<()> {
         fs::create_dir_all(dir)?;
-        for (file, svg) in drawn {
-            write_whole(&dir.join(file), svg)?;
-        }
-        write_whole(&dir.join("report.md"), &self.markdown())?;
+        let before = Report::read(dir);
         let mut json = serde_json::to_string_pretty(self)?;
         json.push('\n');
-        write_whole(&dir.join("report.json"), &json)
+        let page = self.markdown();
+        let files = [("report.json", &json), ("report.md", &page)];
+        let files = files.into_iter().chain(drawn.iter().map(|(file, svg)| (file.as_str(), svg)));
+        let written: Vec<_> = files
+            .map(|(file, text)| write_whole(&dir.join(file), text).with_context(|| file.to_owned()))
+            .collect();
+        for FigureFile { file, .. } in before.iter().flat_map(|before| &before.figures) {
+            if !self.figures.iter().any(|figure| figure.file == *file) {
+                let _ = fs::remove_file(dir.join(file));
+            }
+        }
+        written.into_iter().collect()
     }
 }
 
-/// Writes beside `path`, then renames onto it.
+/// Writes beside `path`, then renames onto it. On an error, what was there before is still there.
 fn write_whole(path: &Path, text: &str) -> io::Result<()> {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");
-    let mut file = File::create(&beside)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(&beside, path)
+    let written = File::create(&beside).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&beside, path)
+    });
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    written
 }
 
 pub(crate) use tidegate_chart::distinct;

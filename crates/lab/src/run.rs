@@ -1,7 +1,7 @@
 //! Runs experiments one after the other, writes their reports, prints their summaries.
 
 use std::fmt::Display;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
+use rustix::fs::{FlockOperation, flock};
 use tidegate_core::Nanos;
 
 use crate::context::{Context, Links, Options};
@@ -30,6 +31,8 @@ const CLAIM_MOST: usize = 75;
 pub enum Outcome {
     /// It measured. The report is written.
     Done(Box<Report>),
+    /// It measured. Not all of the report could be written.
+    Unwritten(Box<Report>, anyhow::Error),
     /// This machine lacks something; nothing is written.
     Skipped(String),
     /// It could not measure. What it had recorded before is written.
@@ -82,43 +85,69 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
             anyhow!(error).context(format!("cannot make {dir}: try --out DIR")),
         );
     }
+    let in_use = File::open(&context.out_dir).and_then(|dir| {
+        flock(&dir, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(dir)
+    });
+    if in_use.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+        let dir = context.out_dir.display();
+        return Outcome::Failed(anyhow!(
+            "another run writes into {dir}: wait for it, or use --out DIR"
+        ));
+    }
     let began = Instant::now();
     let watch = StallWatch::start();
     let ended = catch_unwind(AssertUnwindSafe(|| experiment.run(&mut context)))
         .unwrap_or_else(|panic| Err(anyhow!("panicked: {}", panic_text(panic.as_ref()))));
-    let Context { mut report, drawn, out_dir, .. } = context;
+    let drawn = context.draw();
+    let Context { mut report, mut out_dir, .. } = context;
     report.elapsed_s = began.elapsed().as_secs_f64();
     report.stalls = watch.ok().and_then(StallWatch::stop).map(|stalls| Stalls::of(&stalls));
 
+    if report.rows.is_empty()
+        && let Err(error) = ended
+    {
+        // Leave no empty directory; one that holds something stays.
+        let _ = fs::remove_dir(&out_dir);
+        return match error.downcast_ref() {
+            Some(Skip(reason)) => Outcome::Skipped(reason.clone()),
+            None => Outcome::Failed(error),
+        };
+    }
     if let Err(error) = &ended {
-        if let Some(Skip(reason)) = error.downcast_ref() {
-            // Leave no empty directory; one that holds something stays.
-            let _ = fs::remove_dir(&out_dir);
-            return Outcome::Skipped(reason.clone());
-        }
         report.notes.push(format!("stopped before its end: {error:#}"));
+        report.interrupted = true;
+        // A part does not replace a whole.
+        if Report::read(&out_dir).is_some_and(|before| !before.interrupted) {
+            out_dir.set_file_name(format!("{}-interrupted", experiment.name()));
+        }
     }
     if options.only.is_empty() && options.systems.is_empty() {
         let gone = claims_gone(&out_dir, &report);
         report.notes.extend(gone);
     }
-    let written = report.write(&out_dir, &drawn);
-    let written = written.with_context(|| format!("cannot write into {}", out_dir.display()));
-    match ended.and(written) {
-        Err(error) => Outcome::Failed(error),
-        Ok(()) if report.rows.is_empty() => {
+    let written = report.write(&out_dir, &drawn).with_context(|| {
+        let dir = out_dir.display();
+        format!("cannot write all of the report into {dir} (make room there, or use --out DIR)")
+    });
+    match (ended, written) {
+        (Err(error), Ok(())) => {
+            Outcome::Failed(error.context(format!("what it measured is in {}", out_dir.display())))
+        }
+        (Err(error), Err(unwritten)) => Outcome::Failed(error.context(format!("{unwritten:#}"))),
+        (Ok(()), _) if report.rows.is_empty() => {
             let notes = report.notes.join("; ");
             Outcome::Failed(anyhow!("nothing could be measured: {notes}"))
         }
-        Ok(()) => Outcome::Done(Box::new(report)),
+        (Ok(()), Err(error)) => Outcome::Unwritten(Box::new(report), error),
+        (Ok(()), Ok(())) => Outcome::Done(Box::new(report)),
     }
 }
 
 /// A note for each claim that the report in `dir` makes and the one that replaces it does not: a claim that could
 /// not be judged, or that was taken out, is missed.
 fn claims_gone(dir: &Path, report: &Report) -> Vec<String> {
-    let before = fs::read_to_string(dir.join("report.json")).unwrap_or_default();
-    let Ok(before) = serde_json::from_str::<Report>(&before) else { return Vec::new() };
+    let Some(before) = Report::read(dir) else { return Vec::new() };
     let made = |claim: &Claim| report.claims.iter().any(|now| now.claim == claim.claim);
     let gone = before.claims.iter().filter(|claim| before.quick == report.quick && !made(claim));
     gone.map(|claim| {
@@ -204,9 +233,14 @@ fn print<W: Write>(
     match outcome {
         Outcome::Skipped(reason) => writeln!(out, "{} {name}: {reason}", paint.yellow("skipped")),
         Outcome::Failed(error) if error.is::<Interrupted>() => {
-            writeln!(out, "{} {name}", paint.yellow("interrupted"))
+            let place = if error.chain().len() > 1 { format!(": {error}") } else { String::new() };
+            writeln!(out, "{} {name}{place}", paint.yellow("interrupted"))
         }
         Outcome::Failed(error) => writeln!(out, "{} {name}: {error:#}", paint.red("failed")),
+        Outcome::Unwritten(report, error) => {
+            results(out, report)?;
+            writeln!(out, "{} {name}: {error:#}", paint.red("failed"))
+        }
         Outcome::Done(report) => {
             results(out, report)?;
             if let Some(text) = report.stalls_text() {
@@ -263,7 +297,9 @@ fn tally<W: Write>(out: &mut Terminal<W>, outcomes: &[(&str, Outcome)]) -> io::R
             }
             Outcome::Skipped(reason) => paint.yellow(&format!("skipped: {reason}")),
             Outcome::Failed(error) if error.is::<Interrupted>() => paint.yellow("interrupted"),
-            Outcome::Failed(error) => paint.red(&format!("failed: {error:#}")),
+            Outcome::Failed(error) | Outcome::Unwritten(_, error) => {
+                paint.red(&format!("failed: {error:#}"))
+            }
         };
         writeln!(out, "{name:width$}  {word}")?;
     }
@@ -372,8 +408,66 @@ mod tests {
         assert!(matches!(outcome, Outcome::Failed(_)));
         let json = fs::read_to_string(dir.path().join("late/report.json")).unwrap();
         let report: Report = serde_json::from_str(&json).unwrap();
-        assert!(!report.rows.is_empty());
+        assert!(!report.rows.is_empty() && report.interrupted);
         assert_eq!(report.notes, ["stopped before its end: the link went away"]);
+    }
+
+    #[test]
+    fn a_part_does_not_replace_a_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let run =
+            |ending| one(&Example("example", ending), &options(dir.path()), Progress::silent());
+        let Outcome::Done(whole) = run(Ending::Well) else { panic!("it ends well") };
+        let Outcome::Failed(error) = run(Ending::FailedLate) else { panic!("it fails late") };
+        let part = dir.path().join("example-interrupted");
+        assert!(error.to_string().ends_with(&part.display().to_string()), "{error}");
+        assert_eq!(Report::read(&dir.path().join("example")), Some(*whole));
+        assert!(Report::read(&part).unwrap().interrupted);
+        let page = fs::read_to_string(part.join("report.md")).unwrap();
+        assert!(page.contains("It stopped before its end"), "{page}");
+        // A part replaces a part, and a whole replaces it with its figures.
+        fs::remove_dir_all(dir.path().join("example")).unwrap();
+        fs::rename(&part, dir.path().join("example")).unwrap();
+        assert!(matches!(run(Ending::FailedLate), Outcome::Failed(_)) && !part.exists());
+        assert!(matches!(run(Ending::Well), Outcome::Done(_)) && !part.exists());
+    }
+
+    #[test]
+    fn two_runs_do_not_write_into_one_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("example");
+        fs::create_dir(&place).unwrap();
+        let other = File::open(&place).unwrap();
+        flock(&other, FlockOperation::LockExclusive).unwrap();
+        let run =
+            || one(&Example("example", Ending::Well), &options(dir.path()), Progress::silent());
+        let Outcome::Failed(error) = run() else { panic!("it must wait") };
+        assert!(error.to_string().starts_with("another run writes into"), "{error}");
+        flock(&other, FlockOperation::Unlock).unwrap();
+        assert!(matches!(run(), Outcome::Done(_)));
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_said_and_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let in_the_way = dir.path().join("example/report.md");
+        fs::create_dir_all(&in_the_way).unwrap();
+        let example = Example("example", Ending::Well);
+        let mut printed = Vec::new();
+        let outcomes =
+            all(&[&example], &options(dir.path()), &mut Terminal::plain(&mut printed)).unwrap();
+        assert!(matches!(&outcomes[0].1, Outcome::Unwritten(..)), "{outcomes:?}");
+        let printed = String::from_utf8(printed).unwrap();
+        for part in ["goodput (Mbit/s)", "failed example: cannot write all", "report.md: "] {
+            assert!(printed.contains(part), "{part}: {printed}");
+        }
+        let report = Report::read(&dir.path().join("example")).unwrap();
+        assert!(!report.rows.is_empty() && !report.figures.is_empty());
+        for entry in fs::read_dir(dir.path().join("example")).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            assert!(!name.ends_with(".new"), "{name}");
+        }
+        assert!(dir.path().join("example").join(&report.figures[0].file).exists());
     }
 
     #[test]

@@ -61,7 +61,8 @@ impl Stalls {
         let ms = |stall: &Stall| (stall.end_ns - stall.start_ns) as f64 / 1e6;
         Stalls {
             count: stalls.len() as u64,
-            total_ms: stalls.iter().map(ms).sum(),
+            // A sum of nothing is -0.
+            total_ms: stalls.iter().map(ms).sum::<f64>() + 0.0,
             longest_ms: stalls.iter().map(ms).fold(0.0, f64::max),
         }
     }
@@ -189,6 +190,14 @@ mod tests {
 
     fn stall(start_ms: u64, end_ms: u64) -> Stall {
         Stall { start_ns: start_ms * MS, end_ns: end_ms * MS }
+    }
+
+    #[test]
+    fn no_stalls_are_zero() {
+        assert_eq!(
+            serde_json::to_string(&Stalls::of(&[])).unwrap(),
+            r#"{"count":0,"total_ms":0.0,"longest_ms":0.0}"#
+        );
     }
 
     #[test]

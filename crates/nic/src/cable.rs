@@ -132,7 +132,8 @@ pub fn wants_segments(link: &LinkOptions) -> bool {
 #[derive(Debug, thiserror::Error)]
 pub enum CableError {
     /// Its times are out of range.
-    #[error("a packet may be on the way for {}: use a delay and a queue of less than 4s together", .0)]
+    #[error("a packet may be on the way for {}: use a delay and a queue of less than 4s together, or a \
+             higher rate", .0)]
     TooLong(Nanos),
     /// The wheel refused.
     #[error("the cable's wheel: {0}")]

@@ -1,8 +1,8 @@
 //! Grouped bars: a group a case, a bar a system, whiskers from the smallest to the largest run.
 //!
 //! A second metric can stand over the bars as diamonds on a logarithmic axis at the right: the delay
-//! that a rate was bought with. Groups that do not fit side by side, or whose heights are too far
-//! apart to be read off one axis, go on in another row. A system without a limit may dwarf the others:
+//! that a rate was bought with. Groups that do not fit side by side, or whose heights have other units, go on
+//! in another row; rows in one unit have one axis. A system without a limit may dwarf the others:
 //! its bar then runs off the axis and says its figure.
 
 use anyhow::ensure;
@@ -12,7 +12,7 @@ use tidegate_chart::axis::Axis;
 use tidegate_chart::canvas::{
     self, Canvas, INK, Key, LINE, Mark, Plot, SOFT_INK, Style, WIDTH, widest,
 };
-use tidegate_chart::palette;
+use tidegate_chart::palette::Palette;
 
 use crate::report::{Case, Row, distinct};
 use crate::stats::{self, Summary};
@@ -67,8 +67,7 @@ const BAR_MOST: f64 = 46.0;
 /// The system whose bars may run off the axis, when they are this many times as tall as the rest.
 const UNLIMITED: &str = "unlimited";
 const DWARFS: f64 = 2.0;
-/// Neighbours whose heights differ by more than this get rows of their own, unless that made too many.
-const ALIKE: f64 = 3.0;
+/// More rows than these of neighbours in other units become one.
 const SHELVES_MOST: usize = 4;
 /// The share of a group's width that is bars.
 const FILLED: f64 = 0.82;
@@ -103,22 +102,27 @@ impl Bars {
         }
     }
 
-    pub(super) fn svg(&self) -> anyhow::Result<String> {
+    pub(super) fn systems(&self) -> Vec<&str> {
+        let bars = self.groups.iter().flat_map(|group| &group.bars);
+        distinct(bars.map(|bar| bar.system.as_str()))
+    }
+
+    pub(super) fn svg(&self, palette: &Palette) -> anyhow::Result<String> {
         let bars = || self.groups.iter().flat_map(|group| &group.bars);
         ensure!(bars().next().is_some(), "no bars");
-        let systems = distinct(bars().map(|bar| bar.system.as_str()));
-        let colours = palette::colours(&systems);
+        let systems = self.systems();
+        let colours = palette.colours(&systems);
         let keys = self.keys(&systems, &colours);
 
         let left = 92.0;
         let right = if self.points.is_some() { WIDTH - 106.0 } else { WIDTH - 30.0 };
-        let rows = self.rows(right - left, systems.len());
+        let (name, unit) = Unit::split(&self.metric);
+        let rows = self.rows(right - left, systems.len(), unit);
         let label_lines = self.groups.iter().map(|group| group.label.len()).max().unwrap_or(0);
         let plot_height = if rows.len() > 1 { 210.0 } else { 300.0 };
         let row_height = plot_height + 26.0 + LINE * label_lines as f64;
         let top = canvas::head_height(&self.title, &keys);
 
-        let (name, unit) = Unit::split(&self.metric);
         let second = self.points.as_ref().map(|metric| {
             let values = bars().filter_map(|bar| bar.point);
             (Unit::split(metric), Axis::logarithmic(values))
@@ -129,8 +133,11 @@ impl Bars {
             for (at, Shelf { groups, places }) in rows.iter().enumerate() {
                 let top = top + row_height * at as f64;
                 let plot = Plot { left, right, top, bottom: top + plot_height };
-                let max = ceiling(groups);
-                let scale = unit.axis_scale(max);
+                let scale = unit.axis_scale(ceiling(groups));
+                // Rows in one unit have one axis, or a bar of 12 looks taller than one of 37.
+                let alike = rows.iter().map(|row| ceiling(row.groups));
+                let alike = alike.filter(|max| unit.axis_scale(*max).symbol == scale.symbol);
+                let max = alike.fold(0.0, f64::max);
                 let axis = Axis::from_zero(unit.shown(max, scale) * 1.04, 5);
                 let axis = axis.over(plot.bottom, plot.top);
                 canvas.left_axis(plot, &axis, &with_symbol(&name, scale.symbol), trimmed)?;
@@ -140,11 +147,29 @@ impl Bars {
                     right_axis(canvas, plot, &axis, name, |tick| unit.human(tick))?;
                     points = Some(axis);
                 }
-                let row = Panel { plot, axis, points, unit, scale, places: *places };
+                let figures = self.have_room_for_figures(right - left, &rows, &systems, unit);
+                let row = Panel { plot, axis, points, unit, scale, places: *places, figures };
                 row.draw(canvas, groups, &systems, &colours)?;
                 canvas.base_line(plot)?;
             }
             Ok(())
+        })
+    }
+
+    /// Whether every bar is wide enough for its figure: on some alone they would seem to be the only ones.
+    fn have_room_for_figures(
+        &self,
+        width: f64,
+        rows: &[Shelf<'_>],
+        systems: &[&str],
+        unit: Unit,
+    ) -> bool {
+        rows.iter().all(|Shelf { groups, places }| {
+            let scale = unit.axis_scale(ceiling(groups));
+            let slot = slot(width / *places as f64, systems.len());
+            let bars = groups.iter().flat_map(|group| &group.bars);
+            bars.map(|bar| measured(unit.shown(bar.height.median, scale)))
+                .all(|text| canvas::text_width(&text) <= slot + 2.0)
         })
     }
 
@@ -164,17 +189,15 @@ impl Bars {
         keys
     }
 
-    /// The groups in as many rows as they need to be legible.
-    fn rows(&self, width: f64, systems: usize) -> Vec<Shelf<'_>> {
+    /// The groups in as many rows as they need to be legible, those shown in other units apart.
+    fn rows(&self, width: f64, systems: usize, unit: Unit) -> Vec<Shelf<'_>> {
         let labels = self.groups.iter().flat_map(|group| &group.label);
         let label = labels.map(|line| canvas::text_width(line)).fold(0.0, f64::max) + 12.0;
         let needed = label.max(systems as f64 * BAR_LEAST / FILLED);
         let most = ((width / needed) as usize).max(1);
 
-        let alike = |a: &Group, b: &Group| {
-            let (a, b) = (tallest(a, false), tallest(b, false));
-            a.max(b) <= a.min(b) * ALIKE
-        };
+        let symbol = |group: &Group| unit.axis_scale(tallest(group, false)).symbol;
+        let alike = |a: &Group, b: &Group| symbol(a) == symbol(b);
         let mut shelves: Vec<&[Group]> = self.groups.chunk_by(alike).collect();
         if shelves.len() > SHELVES_MOST {
             shelves = vec![&self.groups];
@@ -210,6 +233,11 @@ fn rows_of<'a>(rows: &'a [Row], metric: &'a str) -> impl Iterator<Item = &'a Row
     rows.iter().filter(move |row| row.metric == metric)
 }
 
+/// The width of a bar and the gap beside it.
+fn slot(group_width: f64, systems: usize) -> f64 {
+    (group_width * FILLED / systems as f64).min(BAR_MOST)
+}
+
 /// Where and how one row of groups is drawn.
 struct Panel {
     plot: Plot,
@@ -218,6 +246,8 @@ struct Panel {
     unit: Unit,
     scale: Scale,
     places: usize,
+    /// The bars have their figures over them.
+    figures: bool,
 }
 
 impl Panel {
@@ -230,7 +260,7 @@ impl Panel {
     ) -> anyhow::Result<()> {
         let Plot { left, right, bottom, .. } = self.plot;
         let group_width = (right - left) / self.places as f64;
-        let slot = (group_width * FILLED / systems.len() as f64).min(BAR_MOST);
+        let slot = slot(group_width, systems.len());
         for (at, group) in groups.iter().enumerate() {
             let middle = left + (at as f64 + 0.5) * group_width;
             let first = middle - slot * systems.len() as f64 / 2.0;
@@ -278,13 +308,13 @@ impl Panel {
         }
         match (&self.points, bar.point) {
             (Some(axis), Some(point)) => canvas.diamond((middle, axis.px(point))),
-            (None, _) if !off => {
+            (None, _) if !off && self.figures => {
+                // At its bar; a published figure just there is stepped over, not one far above.
+                let top = y(max) - 9.0;
+                let crossed = bar.published.map(y).filter(|level| (level - top).abs() < 9.0);
+                let top = crossed.map_or(top, |level| level.min(y(max)) - 9.0);
                 let text = measured(shown(median));
-                let top = y(max).min(bar.published.map_or(f64::INFINITY, y)) - 9.0;
-                match canvas::text_width(&text) <= width + 2.0 {
-                    true => canvas.text(&text, (middle, top), Style::text().small().centred()),
-                    false => Ok(()),
-                }
+                canvas.text(&text, (middle, top), Style::text().small().centred())
             }
             _ => Ok(()),
         }

@@ -5,7 +5,7 @@ use anyhow::ensure;
 use tidegate_chart::axis::Axis;
 use tidegate_chart::canvas::{self, INK, Plot, WIDTH};
 use tidegate_chart::units::Unit;
-use tidegate_chart::{Series, palette, systems};
+use tidegate_chart::{Series, palette::Palette, systems};
 
 use super::vertical_grid;
 
@@ -23,17 +23,17 @@ pub struct Cdf {
 const FINEST: f64 = 0.5;
 
 impl Cdf {
-    /// The figure as an SVG document, 900 px wide.
+    /// The figure as an SVG document, 900 px wide, in the colours of its report.
     ///
     /// # Errors
     ///
     /// When there is nothing to draw.
-    pub fn svg(&self) -> anyhow::Result<String> {
+    pub fn svg(&self, palette: &Palette) -> anyhow::Result<String> {
         let values = || self.series.iter().flat_map(|series| series.points.iter().map(|p| p.0));
         ensure!(values().any(|value| value > 0.0), "no samples above zero");
         let (name, unit) = Unit::split(&self.metric);
         let systems = systems(&self.series);
-        let colours = palette::colours(&systems);
+        let colours = palette.colours(&systems);
         let keys = canvas::line_keys(&systems, &colours);
         let top = canvas::head_height(&self.title, &keys);
         let plot = Plot { left: 92.0, right: WIDTH - 40.0, top, bottom: top + 310.0 };

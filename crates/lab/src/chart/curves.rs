@@ -5,7 +5,7 @@ use anyhow::ensure;
 use tidegate_chart::axis::Axis;
 use tidegate_chart::canvas::{self, INK, Plot, WIDTH};
 use tidegate_chart::units::Unit;
-use tidegate_chart::{Series, palette, systems};
+use tidegate_chart::{Series, palette::Palette, systems};
 
 use super::vertical_grid;
 
@@ -22,12 +22,12 @@ pub struct Curves {
 }
 
 impl Curves {
-    /// The figure as an SVG document, 900 px wide.
+    /// The figure as an SVG document, 900 px wide, in the colours of its report.
     ///
     /// # Errors
     ///
     /// When there is nothing to draw.
-    pub fn svg(&self) -> anyhow::Result<String> {
+    pub fn svg(&self, palette: &Palette) -> anyhow::Result<String> {
         let points = || self.series.iter().flat_map(|series| &series.points);
         ensure!(points().next().is_some(), "no points");
         let drawable = |value: f64| value.is_finite() && value > 0.0;
@@ -35,12 +35,15 @@ impl Curves {
         let (x_name, x_unit) = Unit::split(&self.x);
         let (y_name, y_unit) = Unit::split(&self.y);
         let systems = systems(&self.series);
-        let colours = palette::colours(&systems);
+        let colours = palette.colours(&systems);
         let keys = canvas::line_keys(&systems, &colours);
         let top = canvas::head_height(&self.title, &keys);
-        let plot = Plot { left: 92.0, right: WIDTH - 40.0, top, bottom: top + 360.0 };
+        let y = Axis::logarithmic(points().map(|p| p.1));
+        // The title stands left of the labels.
+        let left = f64::max(92.0, canvas::widest(&y, |tick| y_unit.human(tick)) + 44.0);
+        let plot = Plot { left, right: WIDTH - 40.0, top, bottom: top + 360.0 };
         let x = Axis::logarithmic(points().map(|p| p.0)).over(plot.left, plot.right);
-        let y = Axis::logarithmic(points().map(|p| p.1)).over(plot.bottom, plot.top);
+        let y = y.over(plot.bottom, plot.top);
 
         canvas::svg(plot.bottom + 62.0, |canvas| {
             canvas.head(&self.title, &keys)?;

@@ -11,7 +11,8 @@ use tidegate_chart::canvas::{Canvas, GRID, Plot};
 pub use bars::{Bar, Bars, BarsOf, Group};
 pub use cdf::Cdf;
 pub use curves::Curves;
-pub use tidegate_chart::{Lines, Series};
+use tidegate_chart::systems;
+pub use tidegate_chart::{Lines, Series, palette::Palette};
 
 /// A figure of a report.
 #[derive(Clone, Debug)]
@@ -36,17 +37,27 @@ impl Figure {
         }
     }
 
-    /// The figure as an SVG document, 900 px wide.
+    /// The systems in it.
+    pub fn systems(&self) -> Vec<&str> {
+        match self {
+            Figure::Bars(bars) => bars.systems(),
+            Figure::Lines(Lines { series, .. })
+            | Figure::Cdf(Cdf { series, .. })
+            | Figure::Curves(Curves { series, .. }) => systems(series),
+        }
+    }
+
+    /// The figure as an SVG document, 900 px wide, in the colours of its report.
     ///
     /// # Errors
     ///
     /// When there is nothing to draw.
-    pub fn svg(&self) -> anyhow::Result<String> {
+    pub fn svg(&self, palette: &Palette) -> anyhow::Result<String> {
         match self {
-            Figure::Bars(bars) => bars.svg(),
-            Figure::Lines(lines) => lines.svg(),
-            Figure::Cdf(cdf) => cdf.svg(),
-            Figure::Curves(curves) => curves.svg(),
+            Figure::Bars(bars) => bars.svg(palette),
+            Figure::Lines(lines) => lines.svg_in(palette),
+            Figure::Cdf(cdf) => cdf.svg(palette),
+            Figure::Curves(curves) => curves.svg(palette),
         }
     }
 }

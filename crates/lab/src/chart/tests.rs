@@ -29,7 +29,7 @@ fn bars_are_grouped_by_what_varies() {
     assert_eq!(labels, ["1 flow", "9 flows"]);
     assert_eq!(bars.groups[1].bars[1].published, Some(945e6));
     assert_eq!(bars.groups[1].bars[0].point, Some(9.0 * 1825.0));
-    let svg = Figure::from(bars).svg().unwrap();
+    let svg = Figure::from(bars).svg(&Palette::default()).unwrap();
     for text in ["htb", "nrm", "published", "RTT p50 (right axis)", "goodput (Mbit/s)", "100 µs"] {
         assert!(texts(&svg).contains(&text), "{text}: {:?}", texts(&svg));
     }
@@ -38,7 +38,7 @@ fn bars_are_grouped_by_what_varies() {
 #[test]
 fn bars_without_points_carry_their_figures() {
     let what = BarsOf { title: "Rate", metric: "goodput_bit_s", points: None };
-    let svg = Bars::from_rows(&sample().rows, what).svg().unwrap();
+    let svg = Bars::from_rows(&sample().rows, what).svg(&Palette::default()).unwrap();
     assert!(texts(&svg).contains(&"951"));
     assert!(!svg.contains("right axis"));
 }
@@ -59,7 +59,7 @@ fn rates(rates: &[(&str, u32, f64)]) -> Vec<Row> {
 fn an_unlimited_system_does_not_flatten_the_others() {
     let rows = rates(&[("unlimited", 1, 41.234e9), ("htb", 1, 950e6)]);
     let what = BarsOf { title: "Rate", metric: "rate_bit_s", points: None };
-    let svg = Bars::from_rows(&rows, what).svg().unwrap();
+    let svg = Bars::from_rows(&rows, what).svg(&Palette::default()).unwrap();
     assert!(texts(&svg).contains(&"rate (Mbit/s)"));
     assert!(texts(&svg).contains(&"41.2 Gbit/s ↑"));
 }
@@ -68,9 +68,31 @@ fn an_unlimited_system_does_not_flatten_the_others() {
 fn far_apart_heights_get_axes_of_their_own() {
     let rows = rates(&[("htb", 1, 190e6), ("htb", 9, 4.9e9)]);
     let what = BarsOf { title: "Rate", metric: "rate_bit_s", points: None };
-    let svg = Bars::from_rows(&rows, what).svg().unwrap();
+    let svg = Bars::from_rows(&rows, what).svg(&Palette::default()).unwrap();
     assert!(texts(&svg).contains(&"rate (Mbit/s)"));
     assert!(texts(&svg).contains(&"rate (Gbit/s)"));
+}
+
+/// 12 ms must not look taller than 37 ms in the row below.
+#[test]
+fn rows_in_one_unit_have_one_axis() {
+    let rows = rates(&(1..=40).map(|n| ("htb", n, f64::from(n) * 10e6)).collect::<Vec<_>>());
+    let what = BarsOf { title: "Rate", metric: "rate_bit_s", points: None };
+    let svg = Bars::from_rows(&rows, what).svg(&Palette::default()).unwrap();
+    let panels = texts(&svg).iter().filter(|text| **text == "rate (Mbit/s)").count();
+    assert!(panels > 1);
+    assert_eq!(texts(&svg).iter().filter(|text| **text == "400").count(), panels + 1, "{svg}");
+}
+
+#[test]
+fn all_bars_have_their_figures_or_none_has() {
+    let many: Vec<String> = (0..40).map(|n| format!("s{n}")).collect();
+    let rows: Vec<_> = many.iter().map(|name| (name.as_str(), 1, 99.44e6)).collect();
+    let mut rows = rates(&rows);
+    rows[0].value = 1e6;
+    let what = BarsOf { title: "Rate", metric: "rate_bit_s", points: None };
+    let svg = Bars::from_rows(&rows, what).svg(&Palette::default()).unwrap();
+    assert!(!texts(&svg).contains(&"99.4") && !texts(&svg).contains(&"1"), "{:?}", texts(&svg));
 }
 
 #[test]
@@ -86,14 +108,14 @@ fn many_groups_go_on_in_another_row() {
         })
         .collect();
     let what = BarsOf { title: "Many", metric: "x", points: None };
-    let svg = Bars::from_rows(&rows, what).svg().unwrap();
+    let svg = Bars::from_rows(&rows, what).svg(&Palette::default()).unwrap();
     assert_eq!(texts(&svg).iter().filter(|text| **text == "x").count(), 3);
     assert!(texts(&svg).contains(&"30 flows"));
 }
 
 #[test]
 fn lines_show_their_limit() {
-    let svg = Figure::from(lines()).svg().unwrap();
+    let svg = Figure::from(lines()).svg(&Palette::default()).unwrap();
     for text in ["limit, 1 Gbit/s", "wire (Mbit/s)", "time (ms)", "htb", "pace"] {
         assert!(texts(&svg).contains(&text), "{text}: {:?}", texts(&svg));
     }
@@ -108,12 +130,12 @@ fn curves_have_a_tick_a_decade() {
         y: "pair_ns".into(),
         series: series.clone(),
     };
-    let svg = Figure::from(curves.clone()).svg().unwrap();
+    let svg = Figure::from(curves.clone()).svg(&Palette::default()).unwrap();
     for text in ["elements", "pair", "500 ns", "1 µs"] {
         assert!(texts(&svg).contains(&text), "{text}: {:?}", texts(&svg));
     }
     let zero = vec![Series::new("tree", vec![(1e3, 0.0)])];
-    assert!(Curves { series: zero, ..curves }.svg().is_err());
+    assert!(Curves { series: zero, ..curves }.svg(&Palette::default()).is_err());
 }
 
 #[test]
@@ -123,7 +145,10 @@ fn a_system_has_its_colour_in_every_figure() {
         metric: "rtt_us".into(),
         series: vec![Series::new("pace", vec![(30.0, 0.5), (50.0, 1.0)])],
     };
-    for svg in [Figure::from(cdf).svg().unwrap(), Figure::from(lines()).svg().unwrap()] {
+    for svg in [
+        Figure::from(cdf).svg(&Palette::default()).unwrap(),
+        Figure::from(lines()).svg(&Palette::default()).unwrap(),
+    ] {
         assert!(svg.contains("#009E73"));
     }
 }
@@ -131,13 +156,17 @@ fn a_system_has_its_colour_in_every_figure() {
 #[test]
 fn nothing_to_draw_is_said() {
     let empty = Lines { series: vec![], ..lines() };
-    assert_eq!(Figure::from(empty).svg().unwrap_err().to_string(), "no points");
+    assert_eq!(Figure::from(empty).svg(&Palette::default()).unwrap_err().to_string(), "no points");
     let wrong = Lines { series: vec![Series::new("a", vec![(0.0, f64::NAN)])], ..lines() };
-    assert!(Figure::from(wrong).svg().is_err());
+    assert!(Figure::from(wrong).svg(&Palette::default()).is_err());
     let what = BarsOf { title: "Rate", metric: "x", points: None };
-    assert!(Bars::from_rows(&[], what).svg().is_err());
+    assert!(Bars::from_rows(&[], what).svg(&Palette::default()).is_err());
     let zeros = vec![Series::new("a", vec![(0.0, 1.0)])];
-    assert!(Cdf { title: "t".into(), metric: "x".into(), series: zeros }.svg().is_err());
+    assert!(
+        Cdf { title: "t".into(), metric: "x".into(), series: zeros }
+            .svg(&Palette::default())
+            .is_err()
+    );
 }
 
 #[test]

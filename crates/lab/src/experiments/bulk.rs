@@ -106,7 +106,7 @@ impl Transferred {
         }
         values.push(("goodput_bit_s", self.iperf.received_bit_s));
         if let Some(probe) = &self.probe {
-            if probe.received > 0 {
+            if probe.mostly_came_back() {
                 let Quantiles { p50_us, p99_us, .. } = probe.rtt;
                 values.extend([("rtt_p50_us", p50_us), ("rtt_p99_us", p99_us)]);
             }

@@ -333,7 +333,7 @@ impl Scene {
         copying.stop()?;
         self.wait_until_quiet()?;
         let mut values = wire_values(&wire, limit_bit_s, duration)?;
-        if neighbour.received > 0 {
+        if neighbour.mostly_came_back() {
             values.extend([
                 ("rtt_p50_us", neighbour.rtt.p50_us),
                 ("rtt_p99_us", neighbour.rtt.p99_us),

@@ -145,7 +145,7 @@ impl Transferred {
         values.extend(stats::mean(&tenths).map(|rate| (WIRE, rate)));
         values.extend(stats::variation(&tenths).map(|part| (VARIATION, part * 100.0)));
         values.extend(self.iperf.iter().map(|iperf| ("goodput_bit_s", iperf.received_bit_s)));
-        if self.probe.received > 0 {
+        if self.probe.mostly_came_back() {
             let rtt = &self.probe.rtt;
             values.extend([
                 (P50, rtt.p50_us),

@@ -42,6 +42,7 @@ pub(crate) fn sample() -> Report {
         command: "tidegate-lab run nrm-egress --quick".into(),
         started: "2025-06-01T12:00:00Z".into(),
         elapsed_s: 12.4,
+        interrupted: false,
         stalls: Some(Stalls { count: 2, total_ms: 31.0, longest_ms: 18.0 }),
         rows,
         claims: vec![
@@ -156,6 +157,10 @@ fn files_are_whole_and_replace_the_old() {
         .collect();
     names.sort();
     assert_eq!(names, ["rate.svg", "report.json", "report.md"]);
+
+    // A figure that is not of this report would be taken for one of it.
+    Report { figures: vec![], ..sample() }.write(&out, &[]).unwrap();
+    assert!(!out.join("rate.svg").exists());
 }
 
 #[test]

@@ -157,6 +157,11 @@ impl ProbeReport {
         let all = self.sent + self.refused;
         if all == 0 { 0.0 } else { (self.lost + self.refused) as f64 / all as f64 * 100.0 }
     }
+
+    /// Whether the round trips tell something: the few that survive where most are lost are the best.
+    pub fn mostly_came_back(&self) -> bool {
+        self.received > 0 && self.lost_percent() < 50.0
+    }
 }
 
 /// Starts a server in the testbed.
