@@ -144,7 +144,10 @@ fn cgroup_is_users(error: &CgroupError) -> bool {
 
 fn explain_is_users(error: &ExplainError) -> bool {
     match error {
-        ExplainError::NoProcess(_) | ExplainError::NoPort(_) | ExplainError::NoFlow(_) => true,
+        ExplainError::NoProcess(_)
+        | ExplainError::NoPort(_)
+        | ExplainError::BadPort(_)
+        | ExplainError::NoFlow(_) => true,
         ExplainError::Cgroup(e) => cgroup_is_users(e),
         _ => false,
     }

@@ -56,7 +56,7 @@ impl Subject {
     /// others is written with a slash before it.
     ///
     /// # Errors
-    /// [`ExplainError::NoPort`].
+    /// [`ExplainError::NoPort`], [`ExplainError::BadPort`].
     pub fn parse(text: &str) -> Result<Subject, ExplainError> {
         if let Ok(pid) = text.parse() {
             return Ok(Subject::Process(pid));
@@ -65,7 +65,8 @@ impl Subject {
             return Ok(Subject::Flow(flow));
         }
         match flow::without_port(text) {
-            Some(address) => Err(ExplainError::NoPort(address.to_owned())),
+            Some((address, "")) => Err(ExplainError::NoPort(address.to_owned())),
+            Some((_, port)) => Err(ExplainError::BadPort(port.to_owned())),
             None => Ok(Subject::Cgroup(text.to_owned())),
         }
     }
@@ -204,6 +205,9 @@ pub enum ExplainError {
     /// No address of a flow.
     #[error("`{0}` has no port; write a number up to 65535 after the colon")]
     NoPort(String),
+    /// Something else than a port.
+    #[error("`{0}` is no port; write a number up to 65535 after the colon")]
+    BadPort(String),
     /// No such connection.
     #[error(
         "no TCP connection has {0}, and nothing of it waits in a queue; `ss -tn` shows those there are (in \
@@ -497,9 +501,6 @@ mod tests {
             assert_eq!(Subject::parse(text).unwrap(), Subject::Cgroup(text.to_owned()));
         }
         let error = Subject::parse("10.0.0.1:5 10.0.0.2:99999").unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "`10.0.0.2:99999` has no port; write a number up to 65535 after the colon"
-        );
+        assert_eq!(error, "`99999` is no port; write a number up to 65535 after the colon");
     }
 }

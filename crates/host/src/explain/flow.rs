@@ -62,11 +62,11 @@ impl fmt::Display for Flow {
     }
 }
 
-/// The first address of a text with something else than a port behind its colon.
-pub(super) fn without_port(text: &str) -> Option<&str> {
-    text.split_whitespace().find(|word| {
-        word.rsplit_once(':')
-            .is_some_and(|(address, port)| ip(address).is_some() && port.parse::<u16>().is_err())
+/// The first address of a text with something else than a port behind its colon, and what is there.
+pub(super) fn without_port(text: &str) -> Option<(&str, &str)> {
+    text.split_whitespace().find_map(|word| {
+        let (address, port) = word.rsplit_once(':')?;
+        (ip(address).is_some() && port.parse::<u16>().is_err()).then_some((word, port))
     })
 }
 
@@ -112,6 +112,18 @@ mod tests {
             assert_eq!(Flow::parse(text), None, "{text}");
         }
         assert_eq!(Flow::parse("1.1.1.1:1 1.1.1.1:2 1.1.1.1:3"), None);
+    }
+
+    #[test]
+    fn what_is_no_port_is_told_from_none() {
+        for (text, found) in [
+            ("10.0.0.1:99999", Some(("10.0.0.1:99999", "99999"))),
+            ("10.0.0.1:5201 [::1]:x", Some(("[::1]:x", "x"))),
+            ("10.0.0.1:", Some(("10.0.0.1:", ""))),
+            ("10.0.0.1:5201", None),
+        ] {
+            assert_eq!(without_port(text), found, "{text}");
+        }
     }
 
     #[test]
