@@ -151,8 +151,8 @@ pub struct DirectionStatus {
     pub burst_ns: u64,
     /// Backlog above which congestion is signalled; `None` where they never are.
     pub mark_ns: Option<u64>,
-    /// Backlog above which every packet is dropped.
-    pub drop_ns: u64,
+    /// Backlog above which every packet is dropped; `None` where there is no queue.
+    pub drop_ns: Option<u64>,
     /// How far the virtual queue is behind; negative for the credit left.
     pub backlog_ns: i64,
     /// The share of each of its flows, with `pace` and `edt` of egress, with `spring` of both directions; else
@@ -506,14 +506,15 @@ impl DirectionStatus {
         // What the kernel's HTB has saved up it does not say.
         let scheme = limit.scheme();
         let credit_ns = if scheme.info().has_qdisc { 0 } else { conf.burst_ns };
+        let [mark_ns, drop_ns] = thresholds(scheme, conf.mark_ns, conf.drop_ns);
         let share = |share: u32| (f64::from(share) / ONE as f64 * 1e4).round() / 1e4;
         Ok(DirectionStatus {
             rate_bit_s: limit.rate_bit_s[i],
             now_bit_s: part.map(|part| part.rate_bit_s),
             share: fair.filter(|fair| fair.share != 0).map(|fair| share(fair.share)),
             burst_ns: conf.burst_ns,
-            mark_ns: Some(conf.mark_ns).filter(|mark| *mark < MAX_SPAN.0),
-            drop_ns: conf.drop_ns,
+            mark_ns,
+            drop_ns,
             backlog_ns: match scheme {
                 // A policer's time is that at which its bucket is full.
                 Scheme::Police => {
@@ -529,6 +530,14 @@ impl DirectionStatus {
             colours: reading.colours,
         })
     }
+}
+
+/// The backlogs above which a limit marks and drops: a policer has no queue, and some schemes never mark.
+#[must_use]
+pub fn thresholds(scheme: Scheme, mark_ns: u64, drop_ns: u64) -> [Option<u64>; 2] {
+    let has_queue = scheme != Scheme::Police;
+    let marks = has_queue && mark_ns < MAX_SPAN.0;
+    [marks.then_some(mark_ns), has_queue.then_some(drop_ns)]
 }
 
 /// Whether nobody has used the share lately.
@@ -640,6 +649,13 @@ impl LimitSample {
 mod tests {
     use super::*;
 
+    #[test]
+    fn what_never_marks_and_what_has_no_queue_has_no_threshold() {
+        assert_eq!(thresholds(Scheme::Police, 0, 0), [None, None]);
+        assert_eq!(thresholds(Scheme::Htb, MAX_SPAN.0, 5), [None, Some(5)]);
+        assert_eq!(thresholds(Scheme::Pace, 3, 5), [Some(3), Some(5)]);
+    }
+
     fn reading(pass_bytes: u64) -> LimitStatus {
         let mut counters = Counts::default();
         counters.bytes[0] = pass_bytes;
@@ -651,7 +667,7 @@ mod tests {
             share: None,
             burst_ns: 1,
             mark_ns: Some(2),
-            drop_ns: 3,
+            drop_ns: Some(3),
             backlog_ns: -1,
             fair: None,
             at_risk: None,

@@ -177,8 +177,10 @@ fn describe(direction: &AppliedDirection) -> String {
         ..=0 => "no backlog".to_owned(),
         ns => format!("backlog {}", output::time(ns)),
     };
-    let mark = now.mark_ns.map_or_else(String::new, |mark| format!("mark above {}, ", time(mark)));
-    words.push(format!("{backlog} ({mark}drop above {})", time(now.drop_ns)));
+    let at = |what, ns: Option<u64>| ns.map(|ns| format!("{what} above {}", time(ns)));
+    let bounds: Vec<_> =
+        [at("mark", now.mark_ns), at("drop", now.drop_ns)].into_iter().flatten().collect();
+    words.push(format!("{backlog} ({})", bounds.join(", ")));
     words.join("; ")
 }
 

@@ -34,7 +34,7 @@ use tidegate_host::{
     plan::{self, Action, Plan, PlanError, Present, Reason, Wanted},
     settings::{Difference, is_parents},
     spec::{LimitSpec, Spec},
-    status::{self, Settings},
+    status::{self, Settings, thresholds},
 };
 use tidegate_sys::limit::LimitOptions;
 
@@ -493,8 +493,8 @@ struct QueueJson {
     /// None: a ceiling that is the parent's.
     rate_bit_s: Option<u64>,
     burst_ns: u64,
-    mark_ns: u64,
-    drop_ns: u64,
+    mark_ns: Option<u64>,
+    drop_ns: Option<u64>,
 }
 
 impl From<&LimitOptions> for LimitJson {
@@ -502,11 +502,12 @@ impl From<&LimitOptions> for LimitJson {
         let queue = |queue: Option<tidegate_core::queue_options::VirtualQueueOptions>| {
             let queue = queue?;
             let config = queue.config().ok()?;
+            let [mark_ns, drop_ns] = thresholds(options.scheme, config.mark.0, config.drop.0);
             Some(QueueJson {
                 rate_bit_s: (!is_parents(options, queue.rate)).then_some(queue.rate.bit_s()),
                 burst_ns: config.burst.0,
-                mark_ns: config.mark.0,
-                drop_ns: config.drop.0,
+                mark_ns,
+                drop_ns,
             })
         };
         let guarantee = options.class.and_then(|class| class.guarantee);
@@ -611,6 +612,31 @@ impl<'a> From<&'a Action> for ActionJson<'a> {
                 join: &limit.members,
                 ..base
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{Scheme, queue_options::VirtualQueueOptions, scheme::SCHEMES};
+
+    use super::*;
+
+    #[test]
+    fn what_a_scheme_does_not_have_is_null() {
+        let rate = Rate::from_bit_s(100_000_000).unwrap();
+        for info in &SCHEMES {
+            let queue =
+                VirtualQueueOptions { kind: info.queues[0], ..VirtualQueueOptions::new(rate) };
+            let options = LimitOptions {
+                scheme: info.scheme,
+                egress: Some(queue),
+                ..LimitOptions::default()
+            };
+            let json = serde_json::to_value(LimitJson::from(&options)).unwrap();
+            let egress = &json["egress"];
+            assert_eq!(egress["mark_ns"].is_null(), !info.fields.contains(&"mark"), "{json}");
+            assert_eq!(egress["drop_ns"].is_null(), info.scheme == Scheme::Police, "{json}");
         }
     }
 }

@@ -389,7 +389,6 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
         State::NoFq => "NO FQ",
         State::Broken => "BROKEN",
     };
-    let has_queue = limit.settings.police().is_none();
     let row = |(direction, d): (&str, &tidegate_host::status::DirectionStatus)| {
         let time = |ns: u64| output::time(i64::try_from(ns).unwrap_or(i64::MAX));
         vec![
@@ -404,8 +403,8 @@ fn rows(depth: usize, limit: &LimitStatus) -> Vec<Vec<String>> {
             guarantee.clone(),
             weight.clone(),
             time(d.burst_ns),
-            d.mark_ns.filter(|_| has_queue).map_or_else(none, time),
-            if has_queue { time(d.drop_ns) } else { none() },
+            d.mark_ns.map_or_else(none, time),
+            d.drop_ns.map_or_else(none, time),
             output::time(d.backlog_ns.max(0)),
             output::packets(d.counters.charged()),
             d.counters.packets_of("mark").to_string(),

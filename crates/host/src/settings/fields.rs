@@ -282,9 +282,9 @@ pub static FIELDS: [Field; 20] = [
         Key {
             name: "mark",
             kind: Kind::Span,
-            about: "Backlog above which senders slow down",
+            about: "Backlog that slows senders",
             example: "mark = \"0.5ms\"",
-            default: "2ms; nrm: 0.5ms",
+            default: "2ms; ingress: 16ms; nrm: 0.5ms",
         },
         false,
         member!(mark),
@@ -306,9 +306,9 @@ pub static FIELDS: [Field; 20] = [
         Key {
             name: "drop",
             kind: Kind::Span,
-            about: "Backlog above which packets are dropped; edt: the horizon of departures",
+            about: "Backlog above which packets are dropped; edt: horizon of departures",
             example: "drop = \"4ms\"",
-            default: "4ms; edt: 10ms; in a qdisc: 20ms",
+            default: "4ms; pace ingress: 40ms; edt: 10ms; qdiscs: 20ms",
         },
         false,
         member!(drop),

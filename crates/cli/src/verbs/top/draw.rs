@@ -488,7 +488,7 @@ fn direction_lines(
         "  backlog {}; mark above {}, drop above {}, burst {}",
         output::time(now.backlog_ns.max(0)),
         now.mark_ns.map_or_else(|| "-".to_owned(), time),
-        time(now.drop_ns),
+        now.drop_ns.map_or_else(|| "-".to_owned(), time),
         time(now.burst_ns)
     )));
     for (i, outcome) in OUTCOME_TABLE.iter().enumerate() {

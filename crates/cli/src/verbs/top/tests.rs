@@ -63,7 +63,7 @@ fn direction(rate_mbit: u64, used_mbit: u64, paced: bool) -> (DirectionStatus, D
         share: None,
         burst_ns: 1_000_000,
         mark_ns: Some(2_000_000),
-        drop_ns: 4_000_000,
+        drop_ns: Some(4_000_000),
         backlog_ns,
         fair: paced.then_some(fair),
         at_risk: Some(at_risk),

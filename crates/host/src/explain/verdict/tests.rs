@@ -22,7 +22,7 @@ fn limit(name: &str, scheme: &'static str, used_mbit: u64) -> Applied {
         share: None,
         burst_ns: 1_000_000,
         mark_ns: Some(2_000_000),
-        drop_ns: 4_000_000,
+        drop_ns: Some(4_000_000),
         backlog_ns: 0,
         fair: (scheme != "nrm").then_some(fair),
         at_risk: None,
