@@ -33,7 +33,7 @@ pub enum Outcome {
     Done(Box<Report>),
     /// It measured. Not all of the report could be written.
     Unwritten(Box<Report>, anyhow::Error),
-    /// This machine lacks something; nothing is written.
+    /// This machine lacks something. What it had recorded before is written.
     Skipped(String),
     /// It could not measure. What it had recorded before is written.
     Failed(anyhow::Error),
@@ -132,7 +132,11 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
     });
     match (ended, written) {
         (Err(error), Ok(())) => {
-            Outcome::Failed(error.context(format!("what it measured is in {}", out_dir.display())))
+            let place = format!("what it measured is in {}", out_dir.display());
+            match error.downcast_ref() {
+                Some(Skip(reason)) => Outcome::Skipped(format!("{reason}; {place}")),
+                None => Outcome::Failed(error.context(place)),
+            }
         }
         (Err(error), Err(unwritten)) => Outcome::Failed(error.context(format!("{unwritten:#}"))),
         (Ok(()), _) if report.rows.is_empty() => {

@@ -76,7 +76,7 @@ fn report(test: &str, experiment: &dyn Experiment, out: &Path) -> Option<Report>
             eprintln!("SKIP {test}: {reason}");
             None
         }
-        Outcome::Failed(error) => panic!("{error:#}"),
+        Outcome::Failed(error) | Outcome::Unwritten(_, error) => panic!("{error:#}"),
     }
 }
 
@@ -244,7 +244,7 @@ fn root_the_links_that_a_user_wants_are_in_the_cases() {
     let out = tempfile::tempdir().unwrap();
     match outcome(&NrmIngress::tiny(lab_binary()), out.path(), links) {
         Outcome::Skipped(reason) => eprintln!("SKIP {test}: {reason}"),
-        Outcome::Failed(error) => panic!("{error:#}"),
+        Outcome::Failed(error) | Outcome::Unwritten(_, error) => panic!("{error:#}"),
         Outcome::Done(report) => {
             let over = |row: &&Row| row.case.0.get("link_bit_s").is_some();
             let row = report.rows.iter().find(over).expect("a case over the link");
@@ -278,7 +278,7 @@ fn root_netem_is_used_or_refused() {
             eprintln!("SKIP root_netem_is_used_or_refused: {reason}");
         }
         Outcome::Skipped(reason) => assert!(reason.contains("no netem"), "{reason}"),
-        Outcome::Failed(error) => panic!("{error:#}"),
+        Outcome::Failed(error) | Outcome::Unwritten(_, error) => panic!("{error:#}"),
         Outcome::Done(report) => assert!(report.command.contains("--netem"), "{}", report.command),
     }
 }
