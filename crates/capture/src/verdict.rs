@@ -473,8 +473,8 @@ impl Pace {
         let [lower, pace, upper] = self.quartiles;
         format!(
             "{PACE_PACKETS} packets right before a loss came at {pace:.3} times the rate, at half of the \
-             losses at {lower:.3} to {upper:.3} times, and the gap at the loss is {:.1} times those before it; a full \
-             queue lets packets out at one pace and closes the gap",
+             losses at {lower:.3} to {upper:.3} times, and the gap at the loss is {:.1} times those before \
+             it; a full queue lets packets out at one pace and closes the gap",
             self.gap
         )
     }

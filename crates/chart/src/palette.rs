@@ -48,8 +48,8 @@ const KNOWN: &[(&str, RGBColor)] = &[
     ("fps", GREEN),
 ];
 
-/// The colours of a report: a system has the same one in all its figures, while there are no more systems than
-/// colours. Empty: each figure stands alone.
+/// The colours of a report: a system has the same one in all its figures, while there are no more systems
+/// than colours. Empty: each figure stands alone.
 #[derive(Debug, Clone, Default)]
 pub struct Palette(Vec<(String, RGBColor)>);
 
@@ -70,8 +70,8 @@ impl Palette {
     }
 }
 
-/// The colour of a system that we know. What follows a comma tells several curves of one system apart: the first
-/// of them has the system's colour.
+/// The colour of a system that we know. What follows a comma tells several curves of one system apart: the
+/// first of them has the system's colour.
 fn known(system: &str) -> Option<RGBColor> {
     let system = system.split(',').next();
     KNOWN.iter().find(|(name, _)| Some(*name) == system).map(|(_, colour)| *colour)

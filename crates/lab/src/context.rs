@@ -161,7 +161,7 @@ impl Context {
         self.figures.push((name.to_owned(), figure.into()));
     }
 
-    /// Draws the figures: file name and SVG. One that cannot be drawn becomes a note; the rows are worth more.
+    /// Draws the figures: file name and SVG. One that cannot be drawn is a note; the rows are worth more.
     pub(crate) fn draw(&mut self) -> Vec<(String, String)> {
         let figures = std::mem::take(&mut self.figures);
         let in_figures = figures.iter().flat_map(|(_, figure)| figure.systems());

@@ -42,8 +42,8 @@ pub enum FqError {
     },
     /// A kernel without `fq`.
     #[error(
-        "scheme `edt` needs the qdisc `fq`, which this kernel does not have; type: modprobe sch_fq, or boot a \
-         kernel that has it (or use scheme `{0}`, which needs no qdisc)"
+        "scheme `edt` needs the qdisc `fq`, which this kernel does not have; type: modprobe sch_fq, or boot \
+         a kernel that has it (or use scheme `{0}`, which needs no qdisc)"
     )]
     NotInKernel(Scheme),
     #[error(

@@ -63,14 +63,14 @@ pub struct Goodput {
 /// bucket, and only the rest is left for the law above. With a shallower bucket the clump is cut at W = B /
 /// (1 - rate / line rate) < P, and the window swings below that.
 ///
-/// A deeper bucket can get less of CUBIC, by up to 6 % of the rate. The window grows further beyond its plateau
-/// before a loss, so the next loss comes below the last one, and fast convergence keeps the window below P for
-/// longer than the bucket takes tokens in.
+/// A deeper bucket can get less of CUBIC, by up to 6 % of the rate. The window grows further beyond its
+/// plateau before a loss, so the next loss comes below the last one, and fast convergence keeps the window
+/// below P for longer than the bucket takes tokens in.
 ///
 /// Time-outs and slow start are not modelled. The law does not apply to a bucket of less than ten packets:
 /// there chance decides which packets meet. It was compared with flows simulated packet by packet
-/// (`tests/policed_law.rs`), with BDPs of 10, 40 and 150 packets and buckets of ten packets and more. For paced
-/// flows it is at most 0.08 too high (0.04 where the bucket has fifteen packets) and 0.01 too low; for clumps
+/// (`tests/policed_law.rs`), with BDPs of 10, 40 and 150 packets and buckets of ten packets and more. For
+/// paced flows it is at most 0.08 too high (0.04 with fifteen packets of bucket) and 0.01 too low; for clumps
 /// at most 0.12 too low, where they are cut; for five flows within 0.03; for BBR within 0.01.
 #[must_use]
 pub fn goodput(path: &Path, burst: Bytes) -> Goodput {

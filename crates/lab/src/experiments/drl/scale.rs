@@ -135,8 +135,8 @@ impl Experiment for DrlScale {
             _ => (&[7, 70, LIMITERS], Size { lasts: SECOND * 60, from: SECOND * 20 }),
         };
         ctx.note(format!(
-            "Figures and charts count from second {} on, when leases and weights have settled; but `peak from \
-             start` is the most that passes in any second, of the limit.",
+            "Figures and charts count from second {} on, when leases and weights have settled; but `peak \
+             from start` is the most that passes in any second, of the limit.",
             size.from.as_secs(),
         ));
         for &limiters in sizes {
