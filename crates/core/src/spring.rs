@@ -15,8 +15,8 @@
 //! flows use their windows, they have `rate x target` in the queue together, each its share of it. So all run
 //! at exactly their share, whatever their round trips are. The shaper never idles; the delay is `target`.
 //!
-//! An ACK gets its window before it waits in the queue of the other direction, if that is limited, too. So RTT
-//! is longer then by the [short debt](crate::wait::Account::short_debt) of that queue.
+//! An ACK gets its window before it waits in the queue of the other direction, if that is limited, too. So
+//! RTT is longer then by the [short debt](crate::wait::Account::short_debt) of that queue.
 //!
 //! `share` is the same for all flows: an equal part of what they leave over. An integral law (as in RCP,
 //! Dukkipati 2007) finds it from what leaves the queue and from the queue's length:
