@@ -240,6 +240,7 @@ impl Builder<'_> {
             scope: limit.scope.to_string(),
             state,
             reason,
+            stays: false,
             required: limit.follow.required,
             schedule: row,
             next_change: when.map(|when| when.strftime("%Y-%m-%dT%H:%M%:z").to_string()),

@@ -58,6 +58,9 @@ pub struct LimitReport {
     pub state: LimitState,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
+    /// It is refused, and an older one of its name is in force.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub stays: bool,
     pub required: bool,
     /// The row of its schedule that holds.
     #[serde(skip_serializing_if = "Option::is_none", default)]

@@ -103,7 +103,8 @@ impl AgentStatus {
                 }
                 LimitState::Refused if is_there && !twice.contains(&limit.name) => {
                     let reason = limit.reason.get_or_insert_default();
-                    reason.push_str(STAYS);
+                    reason.push_str("; the limit of this name on the host stays as it was");
+                    limit.stays = true;
                 }
                 _ => {}
             }
@@ -116,8 +117,6 @@ impl AgentStatus {
         self.report.limits.iter().find(|limit| limit.name == name)
     }
 }
-
-const STAYS: &str = "; the limit of this name on the host stays as it was";
 
 /// Whether a process is stopped: the state after its name, which may have brackets itself.
 fn is_stopped(pid: u32) -> bool {
@@ -343,13 +342,12 @@ fn of_agent(AgentStatus { running, stopped, report }: &AgentStatus) -> Vec<Strin
         alarms.push(format!("the agent of {directory} does not run; what comes is not limited"));
     }
     alarms.extend(report.errors.iter().map(|error| format!("agent: {error}")));
-    for LimitReport { name, file, reason, .. } in
+    for LimitReport { name, file, reason, stays, .. } in
         report.limits.iter().filter(|limit| limit.state == LimitState::Refused)
     {
         let reason = reason.as_deref().unwrap_or_default();
         let reason = reason.strip_prefix(&format!("limit `{name}`: ")).unwrap_or(reason);
-        // An older one of its name is in force.
-        let as_written = if reason.ends_with(STAYS) { " as written" } else { "" };
+        let as_written = if *stays { " as written" } else { "" };
         alarms.push(format!("limit `{name}` of {file} is NOT ENFORCED{as_written}: {reason}"));
     }
     alarms

@@ -247,6 +247,7 @@ fn limits_that_are_not_on_are_below_the_others() {
         scope: "unit `x.service`".to_owned(),
         state,
         reason: reason.map(str::to_owned),
+        stays: false,
         required: false,
         schedule: (state == LimitState::InForce).then(|| "mon 08:00-18:00".to_owned()),
         next_change: next.map(str::to_owned),
