@@ -24,7 +24,7 @@
 #include "common/wire_bytes.h"
 #include "gate/gate.h"
 
-/* The ring: 2048 events of 24 bytes, and their heads. A power of two. */
+/* The ring: the ids of 4096 cgroups, and their heads. A power of two. */
 #define GT_RING_BYTES 65536
 /* The deepest that the chosen cgroup may lie. */
 #define GT_DEPTH_MAX 32
@@ -128,22 +128,20 @@ static __always_inline int hold(__u64 id, __u64 parent)
 /* Follows a cgroup that is made or removed. Runs with interrupts off, so alone on its CPU. */
 static __always_inline int follow(struct cgroup *cgroup, int is_removed)
 {
-	struct gt_event event = {.is_removed = is_removed};
 	struct gt_counters *c = counters_now();
+	__u64 id;
 
 	if (!c || cgroup->root->hierarchy_id != UNIFIED || !is_below_top(cgroup))
 		return 0;
-	event.id = cgroup->kn->id;
-	event.level = cgroup->level;
-	event.parent = ancestor_id(cgroup, event.level - 1);
+	id = cgroup->kn->id;
 	if (is_removed) {
-		bpf_map_delete_elem(&undecided, &event.id);
+		bpf_map_delete_elem(&undecided, &id);
 	} else {
 		tg_add(&c->cgroups, 1, 1);
-		if (hold(event.id, event.parent))
+		if (hold(id, ancestor_id(cgroup, cgroup->level - 1)))
 			tg_add(&c->full, 1, 1);
 	}
-	if (bpf_ringbuf_output(&cgroup_events, &event, sizeof(event), 0))
+	if (bpf_ringbuf_output(&cgroup_events, &id, sizeof(id), 0))
 		tg_add(&c->lost, 1, 1);
 	return 0;
 }

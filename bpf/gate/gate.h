@@ -33,16 +33,6 @@
  */
 #define GT_UNDECIDED_MAX 4096
 
-/* A cgroup was made or removed. */
-struct gt_event {
-	__u64 id;
-	/* The cgroup above it. */
-	__u64 parent;
-	__u32 level;
-	/* Otherwise made. */
-	__u32 is_removed;
-};
-
 struct gt_counters {
 	/* Cgroups that were made. */
 	__u64 cgroups;

@@ -66,10 +66,9 @@ const ACKS: [(&str, &str); 15] = [
 ];
 
 /// Types of the gate, of queues, and of `htb`.
-const SHARED: [(&str, &str); 10] = [
+const SHARED: [(&str, &str); 9] = [
     ("gt_cgroup", "Undecided"),
     ("gt_counters", "GateCounters"),
-    ("gt_event", "RawCgroupEvent"),
     ("htb_marked", "HtbMarked"),
     ("htb_slot", "HtbSlot"),
     ("tg_backlog", "Backlog"),

@@ -12,7 +12,7 @@ use std::{
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use tidegate_sys::{
     cgroup::Cgroup,
-    gate::{EVENTS_MAX, Gate, GateError, GateSettings},
+    gate::{Gate, GateError, GateSettings},
 };
 
 use crate::report::{GateReport, GateState};
@@ -24,8 +24,6 @@ const BUFFER_BYTES: usize = 16 << 10;
 
 /// In a volume of Kubernetes all files are links through this one, which is replaced when they change.
 const VOLUME_DATA: &str = "..data";
-/// Reads from the gate at once at most. What is left keeps it readable.
-const READS_MAX: usize = 16;
 
 /// Tells when cgroups come and go. It may also hold those that come until they are decided.
 pub trait CgroupSource {
@@ -74,16 +72,7 @@ impl CgroupSource for Held {
     }
 
     fn take(&mut self) -> io::Result<bool> {
-        let mut any = false;
-        for _ in 0..READS_MAX {
-            let events = self.gate.events().map_err(io::Error::other)?;
-            // Whoever is told looks at all cgroups, so it does not matter which events were lost.
-            any |= !events.list.is_empty() || events.lost > 0;
-            if events.list.len() < EVENTS_MAX {
-                break;
-            }
-        }
-        Ok(any)
+        Ok(self.gate.events().map_err(io::Error::other)? > 0)
     }
 
     fn follow(&mut self, _: &Path, _: &mut dyn Iterator<Item = &str>) -> bool {

@@ -7,9 +7,8 @@
 
 use std::{
     collections::BTreeSet,
-    mem::MaybeUninit,
+    mem::{self, MaybeUninit},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::mpsc,
     time::Duration,
 };
 
@@ -22,7 +21,7 @@ use crate::{
     bpf::{attach, load_skel, lookup_cpus, map_error, open_skel, read},
     cgroup::Cgroup,
     limit::LimitError,
-    shared::{GT_UNDECIDED_MAX, RawCgroupEvent, Undecided},
+    shared::{GT_UNDECIDED_MAX, Undecided},
     skel::{self, gate::GateSkel},
 };
 
@@ -31,8 +30,8 @@ pub use crate::shared::GateCounters;
 
 /// Cgroups that are undecided at a time; one beyond them is not held, unless another is late.
 pub const UNDECIDED_MAX: usize = GT_UNDECIDED_MAX as usize;
-/// Events that one call returns at most.
-pub const EVENTS_MAX: usize = 256;
+/// Events that are read at once at most. What is left keeps the gate readable.
+const EVENTS_MAX: usize = 4096;
 
 const PROGRAM: &str = "gate";
 const UNDECIDED: &str = "undecided";
@@ -59,37 +58,6 @@ pub struct GateSettings {
     pub deadline: Duration,
 }
 
-/// A cgroup was made or removed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CgroupEvent {
-    /// Its id ([`Cgroup::id`]).
-    pub id: u64,
-    /// The id of the cgroup above it.
-    pub parent: u64,
-    /// How deep it lies; the root is at 0.
-    pub level: u32,
-    pub kind: CgroupEventKind,
-}
-
-/// What happened to a cgroup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CgroupEventKind {
-    /// It was made, and is undecided.
-    Made,
-    /// It was removed. It needs no decision any more.
-    Removed,
-}
-
-/// What one call has read.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Events {
-    /// The oldest first, at most [`EVENTS_MAX`].
-    pub list: Vec<CgroupEvent>,
-    /// Events that were lost since the call before, because the ring was full. Then whoever follows cgroups
-    /// must look at all of them again; those that wait for a decision are in [`Gate::undecided`].
-    pub lost: u64,
-}
-
 impl GateCounters {
     fn add(&mut self, more: &GateCounters) {
         self.cgroups += more.cgroups;
@@ -108,7 +76,6 @@ pub struct Gate {
     events: MapHandle,
     counters: MapHandle,
     ring: RingBuffer<'static>,
-    received: mpsc::Receiver<CgroupEvent>,
     /// Lost events that a caller knows of.
     lost: u64,
     /// There are decided cgroups that wait for one above them.
@@ -138,20 +105,13 @@ impl Gate {
 
         let handle = |map: &_, name| MapHandle::try_from(map).map_err(map_error(name));
         let maps = &object.maps;
-        let (send, received) = mpsc::channel();
         let mut ring = RingBufferBuilder::new();
-        let receive = move |bytes: &[u8]| {
-            // The receiver lives as long as the ring.
-            let _ = bytemuck::try_pod_read_unaligned(bytes).map(|event| send.send(of_raw(event)));
-            0
-        };
-        ring.add(&maps.cgroup_events, receive).map_err(map_error(EVENTS))?;
+        ring.add(&maps.cgroup_events, |_| 0).map_err(map_error(EVENTS))?;
         Ok(Gate {
             undecided: handle(&maps.undecided, UNDECIDED)?,
             events: handle(&maps.cgroup_events, EVENTS)?,
             counters: handle(&maps.gate_counters, COUNTERS)?,
             ring: ring.build().map_err(map_error(EVENTS))?,
-            received,
             lost: 0,
             has_waiting: false,
             _programs: programs,
@@ -159,19 +119,17 @@ impl Gate {
         })
     }
 
-    /// The next events, without waiting. Whoever waits for edges of readiness must call until there are none.
+    /// How many cgroups were made or removed since the call before, without waiting. Whoever follows cgroups
+    /// looks at all of them again, so those count that the full ring had no room for.
     ///
     /// # Errors
     /// [`LimitError::Map`].
-    pub fn events(&mut self) -> Result<Events, LimitError> {
+    pub fn events(&mut self) -> Result<u64, LimitError> {
         let read = self.ring.consume_raw_n(EVENTS_MAX);
-        if read < 0 {
-            return Err(map_error(EVENTS)(libbpf_rs::Error::from_raw_os_error(-read)));
-        }
+        let refused = |_| map_error(EVENTS)(libbpf_rs::Error::from_raw_os_error(-read));
+        let read = u64::try_from(read).map_err(refused)?;
         let lost = self.counters()?.lost;
-        let news = lost - self.lost;
-        self.lost = lost;
-        Ok(Events { list: self.received.try_iter().collect(), lost: news })
+        Ok(read + lost - mem::replace(&mut self.lost, lost))
     }
 
     /// Holds a cgroup no longer: call it when the cgroup's limits are attached, or when it has none. If
@@ -193,15 +151,6 @@ impl Gate {
             self.release_waiting()?;
         }
         Ok(())
-    }
-
-    /// The cgroups that wait for a decision, also those whose deadline is over while others need no place.
-    ///
-    /// # Errors
-    /// [`LimitError::Map`].
-    pub fn undecided(&self) -> Result<Vec<u64>, LimitError> {
-        let all = self.all_held()?;
-        Ok(all.into_iter().filter(|(_, held)| held.until_ns != 0).map(|(id, _)| id).collect())
     }
 
     /// What the gate has seen.
@@ -268,12 +217,6 @@ fn load<'a>(
         rodata.deadline_ns = u64::try_from(settings.deadline.as_nanos()).unwrap_or(u64::MAX >> 1);
     }
     load_skel(open, PROGRAM)
-}
-
-fn of_raw(event: RawCgroupEvent) -> CgroupEvent {
-    let RawCgroupEvent { id, parent, level, is_removed } = event;
-    let kind = if is_removed == 0 { CgroupEventKind::Made } else { CgroupEventKind::Removed };
-    CgroupEvent { id, parent, level, kind }
 }
 
 /// A cgroup that is removed leaves the map by itself.

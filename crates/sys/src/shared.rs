@@ -7,6 +7,6 @@ mod headers {
 }
 pub use headers::{
     Backlog, Count, GT_UNDECIDED_MAX, GateCounters, HTB_CGROUP_LEVELS, HTB_HAS_CGROUPS,
-    HTB_HAS_PORTS, HTB_PORT_KEY, HtbMarked, HtbSlot, QdiscQuery, RawCgroupEvent, Undecided,
-    WaitingFlow, WaitingQuery,
+    HTB_HAS_PORTS, HTB_PORT_KEY, HtbMarked, HtbSlot, QdiscQuery, Undecided, WaitingFlow,
+    WaitingQuery,
 };
