@@ -4,10 +4,8 @@
 //! works on lines and on the places of values, so what it does not mean to change stays byte for byte.
 
 use std::{
-    fs,
-    io::{self, Write},
+    fs, io,
     ops::Range,
-    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
 };
 
@@ -19,6 +17,7 @@ use tidegate_host::{
     settings::fields::find,
     spec::{Spec, SpecError},
 };
+use tidegate_sys::files::write_whole;
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
@@ -279,34 +278,20 @@ impl Edit {
     /// [`PersistError::Io`]; the file is as before.
     pub fn store(&self) -> Result<(), PersistError> {
         let path = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
-        self.write(&path).map_err(|e| PersistError::Io(path.display().to_string(), e))
-    }
-
-    fn write(&self, path: &Path) -> io::Result<()> {
-        let directory = path.parent().filter(|parent| *parent != Path::new(""));
-        let directory = directory.unwrap_or(Path::new("."));
-        fs::create_dir_all(directory)?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let part = directory.join(format!(".{name}.{}", std::process::id()));
-        let written = (|| {
-            let mut options = fs::OpenOptions::new();
-            let mut file =
-                options.write(true).create(true).truncate(true).mode(0o644).open(&part)?;
-            if let Ok(is) = fs::metadata(path) {
-                fchown(&file, Some(is.uid()), Some(is.gid()))?;
-                file.set_permissions(fs::Permissions::from_mode(is.mode() & 0o7777))?;
-            }
-            file.write_all(self.text.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&part, path)
-        })();
-        written.inspect_err(|_| drop(fs::remove_file(&part)))?;
-        fs::File::open(directory)?.sync_all()
+        let write = || {
+            path.parent().map_or(Ok(()), fs::create_dir_all)?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let beside = path.with_file_name(format!(".{name}.{}", std::process::id()));
+            write_whole(&path, &beside, self.text.as_bytes(), fs::metadata(&path).ok().as_ref())
+        };
+        write().map_err(|e| PersistError::Io(path.display().to_string(), e))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
     use super::*;
 
     const TEXT: &str = "# Limits of this host.\n\n# The backup.\n[[limit]]\nname = \"backup\" # nightly\n\

@@ -5,10 +5,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize};
+use tidegate_sys::files::lock;
 
 /// The file, in the run directory.
 const FILE: &str = "agent.json";
@@ -19,7 +19,6 @@ const LOCK: &str = "agent.lock";
 const ROOM: &str = "agent.room";
 /// Twice what a journal takes.
 const ROOM_BYTES: usize = 32 << 10;
-const LOCK_PATIENCE: Duration = Duration::from_millis(500);
 /// The largest that is read.
 const MAX_BYTES: u64 = 64 << 20;
 
@@ -221,29 +220,5 @@ impl RunFiles {
     /// Those of the operating system.
     pub fn lock(&self) -> io::Result<Option<fs::File>> {
         lock(&self.0.join(LOCK))
-    }
-}
-
-/// Locks a file as long as it is open; `None` if another agent has it.
-///
-/// # Errors
-/// Those of the operating system.
-pub fn lock(path: &Path) -> io::Result<Option<fs::File>> {
-    use rustix::fs::{FlockOperation, flock};
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir)?;
-    }
-    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
-    let deadline = Instant::now() + LOCK_PATIENCE;
-    loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(Some(file)),
-            // Who asks whether an agent runs has it for a moment.
-            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < deadline => {
-                std::thread::sleep(LOCK_PATIENCE / 50);
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-            Err(e) => return Err(e.into()),
-        }
     }
 }

@@ -19,7 +19,7 @@ use sd_notify::NotifyState;
 use tidegate_host::{host::Host, plan::Present, world::World};
 use tidegate_sys::{
     cgroup::{Cgroup, CgroupError, Hierarchy},
-    names,
+    files, names,
     net::DeviceChanges,
     preflight::PreflightError,
 };
@@ -31,7 +31,7 @@ use crate::{
     directory,
     engines::Engines,
     goal::{Files as Loaded, Goal, Move, own_cgroup},
-    report::{self, GateReport, GateState, LimitState, Report, RunFiles},
+    report::{GateReport, GateState, LimitState, Report, RunFiles},
     scan,
     source::{CgroupSource, Files, Held, Inotify},
     users,
@@ -111,7 +111,7 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
     let signals = signals().map_err(AgentError::Events)?;
     let host = Host::open(&options.store)?;
     let path = host.store().agent_lock();
-    let Some(mut kept) = report::lock(&path).map_err(at(&path))? else {
+    let Some(mut kept) = files::lock(&path).map_err(at(&path))? else {
         let pid = fs::read_to_string(path).ok().and_then(|pid| pid.trim().parse().ok());
         return Err(AgentError::Keeps(pid, host.store().path()));
     };

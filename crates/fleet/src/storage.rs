@@ -18,7 +18,7 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::{self, Write},
+    io,
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
@@ -27,6 +27,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use tidegate_core::fleet::{MemberId, message::Epoch, share::Saved};
+use tidegate_sys::files::write_whole;
 
 /// After a failure a file is not written again before so long.
 const RETRY: Duration = Duration::from_secs(1);
@@ -149,21 +150,9 @@ impl Files {
         Ok(Some(text))
     }
 
-    /// Beside it, to the disk, then in its place, and that to the disk too.
     fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), StorageError> {
-        let beside = path.with_extension("new");
-        let write = || {
-            let mut file = File::create(&beside)?;
-            file.write_all(bytes)?;
-            file.sync_all()?;
-            fs::rename(&beside, path)?;
-            File::open(&self.dir)?.sync_all()
-        };
-        write().map_err(|source| {
-            // What was begun takes room on a disk that has little.
-            let _ = fs::remove_file(&beside);
-            StorageError { path: path.to_owned(), source }
-        })
+        let written = write_whole(path, &path.with_extension("new"), bytes, None);
+        written.map_err(|source| StorageError { path: path.to_owned(), source })
     }
 
     fn group(&self, group: &str) -> PathBuf {
@@ -333,6 +322,8 @@ impl<S: Storage> Storage for Background<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     #[test]

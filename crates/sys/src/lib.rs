@@ -15,6 +15,7 @@
 //! - [`gate`]: cgroups as they come and go, and what a new one may send until it is decided.
 //! - [`attached`]: limits as the kernel has them, whoever holds them.
 //! - [`mounts`]: the host's mounts, as a process that has some of its own reaches them.
+//! - [`files`]: files that are written as a whole, or locked.
 //! - [`names`]: names of hosts and users in a static binary.
 //! - `root_qdisc`: the qdisc at the root of a limited device.
 //! - `remains`: what is ours in the kernel, found without a limit's maps.
@@ -39,6 +40,7 @@ pub mod descriptors;
 pub mod device;
 mod exempt;
 pub mod features;
+pub mod files;
 pub mod fq;
 pub mod gate;
 pub mod group;

@@ -3,17 +3,13 @@
 //! left, and counts for nothing.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Read, Seek, Write},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
 };
 
-use rustix::{
-    fs::{FlockOperation, flock},
-    io::Errno,
-};
+use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use serde_json::Value;
 use tidegate_core::{Direction, Scheme, Scope};
@@ -21,6 +17,7 @@ use tidegate_nic::{
     lane::{LaneLimit, mark_at},
     relay::End,
 };
+use tidegate_sys::files::lock;
 
 use super::{NicSpec, sample::NicSample};
 
@@ -30,8 +27,6 @@ pub const DEFAULT_DIR: &str = "/run/tidegate";
 const MAX_BYTES: u64 = 1 << 20;
 /// How often a file is read while it is written.
 const TRIES: usize = 16;
-/// How long a file that others only look at is waited for.
-const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Why the state of software NICs cannot be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -134,30 +129,16 @@ impl RunDir {
     /// [`StateError::Running`] if another one has it.
     pub fn claim(&self, name: &str) -> Result<Claim, StateError> {
         let path = self.path(name);
-        let refused = |path: &Path| {
-            let path = path.to_owned();
-            move |source: io::Error| StateError::Io { path, source }
-        };
-        fs::create_dir_all(&self.0).map_err(refused(&self.0))?;
         self.sweep();
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let open =
-                OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-            let file = open.map_err(refused(&path))?;
-            let pid = match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                // One that had it before may have removed it in between.
-                Ok(()) if is_at(&file, &path) => return Ok(Claim { file, path }),
-                Ok(()) => None,
-                Err(Errno::WOULDBLOCK) => self.find(name).and_then(|is| is["pid"].as_u64()),
-                Err(error) => return Err(refused(&path)(error.into())),
-            };
-            if pid.is_some() || Instant::now() >= deadline {
-                return Err(StateError::Running { name: name.to_owned(), pid });
+        let refused = |source| StateError::Io { path: path.clone(), source };
+        while let Some(file) = lock(&path).map_err(refused)? {
+            // One that had it before may have removed it in between.
+            if is_at(&file, &path) {
+                return Ok(Claim { file, path });
             }
-            // A reader has it for a moment.
-            std::thread::sleep(PATIENCE / 50);
         }
+        let pid = self.find(name).and_then(|is| is["pid"].as_u64());
+        Err(StateError::Running { name: name.to_owned(), pid })
     }
 
     /// What a software NIC that runs has written last; `None` if it does not run.
