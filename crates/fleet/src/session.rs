@@ -97,8 +97,6 @@ impl Challenge {
 /// A node that was heard.
 #[derive(Debug, Clone)]
 pub struct Peer {
-    /// Its name; none until it is proven.
-    pub name: Option<String>,
     /// Where its last datagram came from.
     pub addr: SocketAddr,
     /// Its proven life; none yet: session 0.
@@ -211,7 +209,6 @@ impl Sessions {
             self.peers.remove(&longest);
         }
         let peer = Peer {
-            name: None,
             addr: from,
             life: Life::default(),
             heard: now,
@@ -248,7 +245,6 @@ impl Sessions {
         from: SocketAddr,
         opened: &Opened,
         cookie: u64,
-        name: &str,
     ) -> Result<Echoed, Cause> {
         let (id, life) = (opened.sender, opened.life);
         let Some(peer) = self.peers.get_mut(&id) else { return Ok(Echoed::Nothing) };
@@ -270,7 +266,6 @@ impl Sessions {
         peer.life = life;
         peer.window = Window::after(opened.number);
         (peer.addr, peer.heard) = (from, now);
-        peer.name = Some(name.to_owned());
         Ok(Echoed::Proves)
     }
 
@@ -285,7 +280,7 @@ impl Sessions {
     }
 
     /// How many nodes are proven, and how many are not.
-    #[must_use]
+    #[cfg(test)]
     pub fn count(&self) -> (usize, usize) {
         (self.proven.len(), self.strangers.len())
     }
@@ -318,7 +313,7 @@ mod tests {
     fn prove(sessions: &mut Sessions, now: Nanos, session: u64) {
         let judged = sessions.accept(now, from(), &datagram(session, 1), session);
         assert_eq!(judged, Accept::Unproven(Some(session)));
-        let echoed = sessions.on_echo(now, from(), &datagram(session, 2), session, "a");
+        let echoed = sessions.on_echo(now, from(), &datagram(session, 2), session);
         assert_eq!(echoed, Ok(Echoed::Proves));
     }
 
@@ -340,7 +335,7 @@ mod tests {
         assert_eq!(accept(0, 7, 4), Accept::Proven);
         let mut echo = |at: u64, session, cookie| {
             let echo = datagram(session, 4);
-            sessions.on_echo(Nanos(at), from(), &echo, cookie, "a").unwrap()
+            sessions.on_echo(Nanos(at), from(), &echo, cookie).unwrap()
         };
         assert_eq!(echo(2, 8, 98), Echoed::Nothing, "wrong number");
         assert_eq!(echo(2, 7, 99), Echoed::Nothing, "wrong session");
@@ -359,18 +354,18 @@ mod tests {
         let now = Nanos(0);
         let first = sessions.accept(now, from(), &of(1, low, 1), 5);
         assert_eq!(first, Accept::Unproven(Some(5)));
-        let echoed = sessions.on_echo(now, from(), &of(1, low, 2), 5, "a");
+        let echoed = sessions.on_echo(now, from(), &of(1, low, 2), 5);
         assert_eq!(echoed, Ok(Echoed::Proves));
         // The other counts from 1 as well, and is no replay of this one.
         let second = sessions.accept(now, from(), &of(1, high, 1), 6);
         assert_eq!(second, Accept::Unproven(Some(6)));
-        let echoed = sessions.on_echo(now, from(), &of(1, high, 2), 6, "a");
+        let echoed = sessions.on_echo(now, from(), &of(1, high, 2), 6);
         assert_eq!(echoed, Ok(Echoed::Proves));
         let stale = sessions.accept(now, from(), &of(1, low, 3), 8);
         assert_eq!(stale, Accept::Stale(Some(8)));
-        let echoed = sessions.on_echo(now, from(), &of(1, low, 4), 7, "a");
+        let echoed = sessions.on_echo(now, from(), &of(1, low, 4), 7);
         assert_eq!(echoed, Ok(Echoed::Nothing), "recorded");
-        let echoed = sessions.on_echo(now, from(), &of(1, low, 4), 8, "a");
+        let echoed = sessions.on_echo(now, from(), &of(1, low, 4), 8);
         assert_eq!(echoed, Ok(Echoed::Rival));
         assert_eq!(sessions.get(MemberId(1)).unwrap().life, high);
     }
@@ -391,7 +386,7 @@ mod tests {
         assert_eq!(sessions.accept(Nanos(0), from(), &datagram(7, 3), 0), Accept::Proven);
         let (id, life, now) = (200_000, Life { session: 9, salt: 9 }, Nanos(200_000_000));
         assert_eq!(sessions.accept(now, from(), &of(id, life, 1), 4), Accept::Unproven(Some(4)));
-        let echoed = sessions.on_echo(now, from(), &of(id, life, 2), 4, "b");
+        let echoed = sessions.on_echo(now, from(), &of(id, life, 2), 4);
         assert_eq!((echoed, sessions.count()), (Ok(Echoed::Proves), (2, STRANGERS_MAX - 1)));
     }
 
@@ -405,7 +400,7 @@ mod tests {
             else {
                 unreachable!()
             };
-            sessions.on_echo(now, from(), &of(id, life, 2), cookie, "a")
+            sessions.on_echo(now, from(), &of(id, life, 2), cookie)
         };
         let count = PEERS_MAX as u32;
         for id in 0..count {
@@ -439,7 +434,7 @@ mod tests {
             assert!(matches!(judged, Accept::Unproven(_)));
             // Recorded echoes have the numbers of other challenges.
             let echo = datagram(7, number);
-            let echoed = sessions.on_echo(now, from(), &echo, number + 1_000_000, "a");
+            let echoed = sessions.on_echo(now, from(), &echo, number + 1_000_000);
             assert_eq!(echoed, Ok(Echoed::Nothing));
         }
     }

@@ -249,7 +249,7 @@ fn root_tap_without_offloads_gives_frames_of_mtu_size() {
     }
     let (left, right, mut pool) = (netns("l"), netns("r"), pool());
     let (mut a, mut b) = (tap(&left, 1, false), tap(&right, 2, false));
-    assert!(!a.takes_segments() && !b.takes_udp_segments());
+    assert!(!a.takes_segments() && !b.takes_segments());
     let seen = carry(&left, &right, [&mut a, &mut b], &mut pool);
     for side in seen {
         assert_eq!((side.segments_max, side.bytes_max), (1, 1514));

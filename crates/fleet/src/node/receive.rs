@@ -146,8 +146,8 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
                     self.reply(from, opened.sender, &frames);
                 }
                 for frame in Frame::decode(&opened.payload).into_iter().flatten() {
-                    let Frame::Echo { cookie, name } = frame else { continue };
-                    let echoed = self.sessions.on_echo(now, from, &opened, cookie, &name);
+                    let Frame::Echo { cookie, .. } = frame else { continue };
+                    let echoed = self.sessions.on_echo(now, from, &opened, cookie);
                     if echoed == Ok(Echoed::Rival) {
                         self.on_rival(now, opened.sender, from);
                     }
@@ -170,7 +170,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
                     if proven {
                         continue;
                     }
-                    if self.sessions.on_echo(now, from, &opened, cookie, &name)? == Echoed::Proves {
+                    if self.sessions.on_echo(now, from, &opened, cookie)? == Echoed::Proves {
                         proven = true;
                         self.on_proven(now, from, &opened, name);
                     }

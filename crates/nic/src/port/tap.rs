@@ -155,11 +155,6 @@ impl TapPort {
         self.offloads & libc::TUN_F_TSO4 != 0
     }
 
-    /// True if the kernel hands over UDP segments whole (Linux 6.2 and newer).
-    pub fn takes_udp_segments(&self) -> bool {
-        self.offloads & libc::TUN_F_USO4 != 0
-    }
-
     fn gone(&self) -> PortError {
         PortError::Gone { port: self.name.clone() }
     }
