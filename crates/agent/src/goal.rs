@@ -11,6 +11,7 @@ use jiff::{Timestamp, Zoned};
 use tidegate_core::{
     Scope,
     choice::Kernel,
+    fnv,
     scope::shown,
     selector::{Selector, SelectorKind},
 };
@@ -530,10 +531,9 @@ fn names_of_each(limit: &str, matches: &[Match]) -> Vec<String> {
     matches.iter().map(name).collect()
 }
 
-/// A name with a hash at its end (FNV-1a).
+/// A name with a hash at its end.
 fn hashed(name: &str, of: &str) -> String {
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    let hash = of.bytes().fold(0xcbf2_9ce4_8422_2325, step);
+    let hash = fnv(of.bytes());
     let hash = format!("-{:08x}", hash >> 32 ^ hash & 0xffff_ffff);
     let kept: String = name.chars().take(MAX_NAME_BYTES - hash.len()).collect();
     kept + &hash

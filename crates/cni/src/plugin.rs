@@ -3,11 +3,10 @@
 //! A limit's name says whose it is: `cni-NETWORK-CONTAINER-INTERFACE`, where the network and the interface
 //! are hashes, and the container is the beginning of its id. So nothing but the limits has to be stored.
 
-use std::{hash::Hasher, os::unix::fs::MetadataExt, path::Path};
+use std::{os::unix::fs::MetadataExt, path::Path};
 
-use fnv::FnvHasher;
 use serde_json::{Value, json};
-use tidegate_core::Scope;
+use tidegate_core::{Scope, fnv};
 use tidegate_host::{
     apply::{Backend, apply},
     host::{Host, LockedHost, present},
@@ -228,13 +227,8 @@ fn limit_name(network: &str, attachment: &Attachment) -> String {
 
 /// The same on every host and in every version.
 fn hash(parts: &[&str]) -> u64 {
-    let mut hasher = FnvHasher::default();
-    for part in parts {
-        hasher.write(part.as_bytes());
-        // No name has a zero.
-        hasher.write_u8(0);
-    }
-    hasher.finish()
+    // No name has a zero.
+    fnv(parts.iter().flat_map(|part| part.bytes().chain([0])))
 }
 
 #[cfg(test)]

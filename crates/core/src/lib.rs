@@ -93,3 +93,9 @@ pub use token_bucket::TokenBucket;
 pub use units::{Bytes, Nanos, Rate, Span};
 pub use verdict::{DropReason, Verdict};
 pub use virtual_queue::{Direction, Packet, Transport, VirtualQueue, VirtualQueueConfig};
+
+/// FNV-1a of 64 bits: the same on every host and in every version.
+pub fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
+    let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.fold(0xcbf2_9ce4_8422_2325, step)
+}

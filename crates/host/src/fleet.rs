@@ -10,7 +10,9 @@ use tidegate_core::{
         message::ACCEPTORS_MAX,
         share::{Acceptor, MEMBERS_MAX, OptionsError, Share, ShareOptions, TIME_MAX},
     },
+    fnv,
 };
+use tidegate_sys::store::is_name;
 
 pub mod url;
 
@@ -270,12 +272,7 @@ pub fn member_id(node: &str) -> MemberId {
 /// FNV-1a over texts that cannot run into each other, folded to 32 bits.
 #[must_use]
 pub fn number(texts: &[&str]) -> u32 {
-    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-    for text in texts {
-        for byte in text.bytes().chain([0]) {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-    }
+    let hash = fnv(texts.iter().flat_map(|text| text.bytes().chain([0])));
     (hash ^ (hash >> 32)) as u32
 }
 
@@ -284,13 +281,7 @@ pub fn number(texts: &[&str]) -> u32 {
 /// # Errors
 /// [`FleetError::Name`].
 pub fn check_name(name: &str) -> Result<(), FleetError> {
-    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let first = name.chars().next().is_some_and(|c| c.is_ascii_alphanumeric());
-    if first && name.len() <= 63 && name.chars().all(good) {
-        Ok(())
-    } else {
-        Err(FleetError::Name(name.to_owned()))
-    }
+    if is_name(name, 63, "-_.") { Ok(()) } else { Err(FleetError::Name(name.to_owned())) }
 }
 
 impl FleetSpec {

@@ -109,8 +109,7 @@ pub fn check(patch: &Patch) -> Result<(), FieldError> {
     }
     for (field, rate) in rates {
         let Some(rate) = rate else { continue };
-        let bounds = MIN_RATE_BIT_S..=MAX_RATE_BIT_S;
-        if !bounds.contains(&rate.bit_s()) {
+        if !(MIN_RATE_BIT_S..=MAX_RATE_BIT_S).contains(&rate.bit_s()) {
             return Err((field, NicError::Rate(rate)));
         }
         for (field, span) in [("burst", patch.burst), ("mark", patch.mark)] {

@@ -228,13 +228,16 @@ pub(crate) fn limit_error(name: &str) -> impl FnOnce(LimitError) -> StoreError {
 /// # Errors
 /// [`StoreError::BadName`].
 pub fn check_name(name: &str) -> Result<(), StoreError> {
-    let good = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    let first = name.chars().next().is_some_and(|c| c.is_ascii_alphanumeric());
-    if first && name.len() <= MAX_NAME_BYTES && name.chars().all(good) {
-        Ok(())
-    } else {
-        Err(StoreError::BadName(name.to_owned()))
-    }
+    let good = is_name(name, MAX_NAME_BYTES, "-_");
+    if good { Ok(()) } else { Err(StoreError::BadName(name.to_owned())) }
+}
+
+/// Whether a text begins with a letter or digit, and has only such and some marks.
+#[must_use]
+pub fn is_name(text: &str, bytes_max: usize, marks: &str) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || marks.contains(c);
+    let first = text.starts_with(|c: char| c.is_ascii_alphanumeric());
+    first && text.len() <= bytes_max && text.chars().all(good)
 }
 
 impl Store {

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::Result;
 use serde::Serialize;
-use tidegate_core::{Direction, Rate};
+use tidegate_core::Rate;
 use tidegate_fleet::{
     api,
     daemon::{self, DaemonOptions},
@@ -88,10 +88,7 @@ impl<'a> From<&'a GroupSpec> for GroupJson<'a> {
             algorithm: group.algorithm.name(),
             rate_bit_s: group.rate.bit_s(),
             alone_bit_s: group.alone_bit_s(),
-            direction: match group.direction {
-                Direction::Egress => "egress",
-                Direction::Ingress => "ingress",
-            },
+            direction: group.direction.name(),
             members: &group.members,
             hosts: group.hosts,
             interval_ns: group.interval.0,
