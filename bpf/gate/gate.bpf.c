@@ -24,8 +24,8 @@
 #include "common/wire_bytes.h"
 #include "gate/gate.h"
 
-/* The ring: the ids of 4096 cgroups, and their heads. A power of two. */
-#define GT_RING_BYTES 65536
+/* The ring: the ids of 2048 cgroups, and their heads. A power of two. */
+#define GT_RING_BYTES 32768
 /* The deepest that the chosen cgroup may lie. */
 #define GT_DEPTH_MAX 32
 

@@ -31,7 +31,7 @@ pub use crate::shared::GateCounters;
 /// Cgroups that are undecided at a time; one beyond them is not held, unless another is late.
 pub const UNDECIDED_MAX: usize = GT_UNDECIDED_MAX as usize;
 /// Events that are read at once at most. What is left keeps the gate readable.
-const EVENTS_MAX: usize = 4096;
+const EVENTS_MAX: usize = 2048;
 
 const PROGRAM: &str = "gate";
 const UNDECIDED: &str = "undecided";
