@@ -1,7 +1,7 @@
 //! Metrics as OpenMetrics text, in base units: bytes and seconds. One table, `METRICS`, has every metric;
 //! the page `docs/metrics.md` is made from it.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use prometheus_client::{
     collector::Collector,
@@ -322,12 +322,21 @@ impl Collector for Families {
                 continue;
             }
             for (values, number) in series {
+                let values: Vec<_> = values.iter().map(|value| escaped(value)).collect();
                 let labels: Vec<_> =
-                    metric.labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
+                    metric.labels.iter().copied().zip(values.iter().map(AsRef::as_ref)).collect();
                 write(metric.kind, *number, descriptor.encode_family(&labels)?)?;
             }
         }
         Ok(())
+    }
+}
+
+/// A label as OpenMetrics has it: the library writes it as it is, and names of cgroups may have any letters.
+fn escaped(label: &str) -> Cow<'_, str> {
+    match label.contains(['\\', '"', '\n']) {
+        true => label.replace('\\', r"\\").replace('"', r#"\""#).replace('\n', r"\n").into(),
+        false => label.into(),
     }
 }
 

@@ -45,6 +45,16 @@ fn a_daemon_that_has_died_is_down() {
 }
 
 #[test]
+fn a_name_ends_no_label() {
+    let mut snapshot = snapshot();
+    snapshot.limits.truncate(1);
+    snapshot.limits[0].name = "a\\x2d\"} 1\nforged{b=\"c".to_owned();
+    let text = rendered(&snapshot);
+    assert!(text.contains(r#"limit="a\\x2d\"} 1\nforged{b=\"c""#), "{text}");
+    assert!(!text.lines().any(|line| line.starts_with("forged")), "{text}");
+}
+
+#[test]
 fn series_are_bounded() {
     let mut one = snapshot().limits.remove(0);
     one.ingress.clone_from(&one.egress);
