@@ -11,12 +11,11 @@
 #include "common/exempt.h"
 #include "nrm/intf.h"
 #include "nrm/sockets.h"
+#include "nrm/states.h"
 #include "common/vmlinux.h"
 #include "nrm/windows.h"
 
-#define TG_TCP_ESTABLISHED 1
-#define TG_TCP_LISTEN	   10
-#define MOST_LEVELS	   65536
+#define MOST_LEVELS 65536
 
 /* What is to be done. A map and no constant, so that it is loaded once for all cgroups. */
 struct {
@@ -137,9 +136,7 @@ static __always_inline int adopt_socket(struct sock_common *common, struct tcp_s
 		adopt_listener(sk, tp, l, queue, release);
 		return 0;
 	}
-	if (is_exempt(common, l))
-		return 0;
-	exempt = is_exempt_remote(common);
+	exempt = is_exempt(common, l) || is_exempt_remote(common);
 	ours = bpf_sk_storage_get(&sockets_of_limit, sk, 0,
 				  release || exempt ? 0 : BPF_SK_STORAGE_GET_F_CREATE);
 	if (!ours)
@@ -197,8 +194,7 @@ int adopt(struct bpf_iter__tcp *ctx)
 	struct tcp_sock *tp;
 	__u32 key = 0, copy;
 
-	if (!common ||
-	    (common->skc_state != TG_TCP_ESTABLISHED && common->skc_state != TG_TCP_LISTEN))
+	if (!common || !tg_is_in_use(common))
 		return 0;
 	what = bpf_map_lookup_elem(&adoption, &key);
 	if (!what)

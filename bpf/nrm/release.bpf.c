@@ -10,13 +10,12 @@
 
 #include "nrm/answers.h"
 #include "nrm/intf.h"
+#include "nrm/states.h"
 #include "common/vmlinux.h"
 
 #define TG_SOL_SOCKET	      1
 #define TG_SO_MAX_PACING_RATE 47
 #define TG_TCP_WINDOW_CLAMP   10
-#define TG_TCP_ESTABLISHED    1
-#define TG_TCP_LISTEN	      10
 /* The kernel's default. */
 #define TG_PACING_UNLIMITED (~0U)
 #define TG_DEFAULT_TIMER_US 200000
@@ -42,8 +41,7 @@ int release(struct bpf_iter__tcp *ctx)
 	struct tcp_sock *tp;
 	struct sock *sk;
 
-	if (!common ||
-	    (common->skc_state != TG_TCP_ESTABLISHED && common->skc_state != TG_TCP_LISTEN))
+	if (!common || !tg_is_in_use(common))
 		return 0;
 	tp = bpf_skc_to_tcp_sock(common);
 	if (!tp)

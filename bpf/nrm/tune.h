@@ -430,7 +430,7 @@ int tune(struct bpf_sock_ops *ops)
 	    ops->args[0] != BPF_WRITE_HDR_TCP_CURRENT_MSS) {
 		if (has_parent)
 			tg_claim(ops->sk, bpf_ktime_get_ns());
-		if (!is_exempt_remote(ops))
+		if (!is_exempt(ops, l))
 			set_window_clamp(ops, 0, slot);
 		return 1;
 	}
@@ -476,7 +476,7 @@ int tune(struct bpf_sock_ops *ops)
 						   BPF_SOCK_OPS_STATE_CB_FLAG);
 		break;
 	case BPF_SOCK_OPS_RTT_CB:
-		if (is_exempt_remote(ops))
+		if (is_exempt(ops, l))
 			break;
 		/* srtt_us is stored times eight. */
 		fold_rtt(queue, ops->srtt_us >> 3);

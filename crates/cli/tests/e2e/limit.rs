@@ -1,13 +1,24 @@
 //! `tidegate limit`, `status`, `monitor` and `detach`.
 
-use std::{process::Stdio, time::Instant};
+use std::{
+    io::Read,
+    net::{Shutdown, TcpListener},
+    process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
 
 use tidegate_sys::cgroup::Cgroup;
 
 use crate::{
     agent::Slice,
-    common::{Objects, Place, wait_for},
+    common::{Guard, Objects, Place, wait_for},
     need_root,
+    older::pacing,
+    traffic::{accept, sender},
 };
 
 #[test]
@@ -135,6 +146,46 @@ fn root_a_limit_whose_programs_were_taken_off_is_cried_out() {
     assert!(place.ok(&["status"]).contains("NOT ENFORCED"));
 }
 
+/// Also where one side has sent all, and where traffic within the host is not limited any more.
+#[test]
+fn root_connections_are_free_when_no_limit_holds_them() {
+    need_root!();
+    for (half_closed, words) in [
+        (false, &["limit", "del", "one"][..]),
+        (true, &["limit", "del", "one"]),
+        (false, &["limit", "set", "one", "--loopback=false"]),
+    ] {
+        let place = Place::new();
+        let group = place.child("one");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let flags = ["--cgroup", group.path(), "--egress", "20mbit", "--loopback"];
+        place.ok(&[&["limit", "add", "one"], &flags[..]].concat());
+        let mut command = place.inside(&group, "env");
+        sender(&mut command, &format!("stream {} 1000", listener.local_addr().unwrap()));
+        let _sender = Guard(command.spawn().unwrap());
+        let mut stream = accept(&listener);
+        if half_closed {
+            stream.shutdown(Shutdown::Write).unwrap();
+        }
+        let moved = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&moved);
+        std::thread::spawn(move || {
+            let mut bytes = vec![0; 1 << 16];
+            while let Ok(n @ 1..) = stream.read(&mut bytes) {
+                count.fetch_add(n, Ordering::Relaxed);
+            }
+        });
+        wait_for("a paced connection", || pacing(&place, &group).filter(|rate| *rate < 2_600_000));
+        place.ok(words);
+        let free = || pacing(&place, &group).filter(|rate| *rate >= u64::from(u32::MAX));
+        wait_for("a connection that is not paced", free);
+        // Many round trips later it still is free.
+        let then = moved.load(Ordering::Relaxed);
+        wait_for("traffic", || (moved.load(Ordering::Relaxed) > then + 10_000_000).then_some(()));
+        assert!(free().is_some(), "{words:?}");
+    }
+}
+
 #[test]
 fn root_detach_leaves_nothing() {
     need_root!();
@@ -205,12 +256,12 @@ fn root_a_reader_who_goes_away_is_no_error() {
     let mut command = place.tidegate();
     command.args(["monitor", "--interval", "10ms"]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = crate::common::Guard(command.spawn().unwrap());
+    let mut child = Guard(command.spawn().unwrap());
     drop(child.0.stdout.take());
     let status = wait_for("the end of monitor", || child.0.try_wait().unwrap());
     assert!(status.success());
     let mut message = String::new();
-    std::io::Read::read_to_string(child.0.stderr.as_mut().unwrap(), &mut message).unwrap();
+    child.0.stderr.as_mut().unwrap().read_to_string(&mut message).unwrap();
     assert_eq!(message, "");
 }
 
