@@ -60,6 +60,7 @@ struct sock_common {
 struct sock {
 	struct sock_common __sk_common;
 	struct sock_cgroup_data sk_cgrp_data;
+	struct dst_entry *sk_dst_cache;
 	unsigned long sk_max_pacing_rate;
 	__u32 sk_ack_backlog;
 	__u32 sk_max_ack_backlog;

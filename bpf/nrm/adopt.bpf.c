@@ -41,6 +41,8 @@ static __always_inline int is_exempt(struct sock_common *sk, const struct tg_lim
 {
 	if (l->flags & TG_FLAG_LOOPBACK)
 		return 0;
+	if (tg_is_routed_within((const struct sock *)sk))
+		return 1;
 	if (sk->skc_family == TG_AF_INET6) {
 		__u32 local[4], remote[4];
 

@@ -32,9 +32,6 @@
 #include "common/vmlinux.h"
 #include "common/wire_bytes.h"
 
-/* In every network namespace the loopback device is the first. */
-#define LOOPBACK_IFINDEX 1
-
 /* Return values of cgroup_skb programs; the second and third only on egress. */
 enum {
 	RET_DROP = 0,
@@ -692,7 +689,7 @@ static __always_inline int gate(struct __sk_buff *skb, enum tg_direction directi
 		return RET_DROP;
 	}
 	packet.bytes = tg_wire_bytes(skb, direction);
-	if (skb->ifindex == LOOPBACK_IFINDEX && !(limit->flags & TG_FLAG_LOOPBACK)) {
+	if (skb->ifindex == TG_LOOPBACK_IFINDEX && !(limit->flags & TG_FLAG_LOOPBACK)) {
 		count(c, direction, TG_EXEMPT, packet.bytes);
 		return RET_PASS;
 	}

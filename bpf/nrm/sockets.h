@@ -6,6 +6,7 @@
 #ifndef TG_SOCKETS_H
 #define TG_SOCKETS_H
 
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -153,6 +154,9 @@ static __always_inline void tg_free_timers(void *ctx, const struct tg_limit *lim
 		tg_set_timer(ctx, TCP_BPF_DELACK_MAX, TG_DEFAULT_TIMER_US);
 }
 
+/* In every network namespace the loopback device is the first. */
+#define TG_LOOPBACK_IFINDEX 1
+
 /* Traffic within the host takes the loopback interface: to 127/8 or to the host's own address. */
 static __always_inline int tg_within_host4(__u32 local, __u32 remote)
 {
@@ -167,6 +171,12 @@ static __always_inline int tg_within_host6(const __u32 *local, const __u32 *remo
 		return tg_within_host4(local[3], remote[3]);
 	return local[0] == remote[0] && local[1] == remote[1] && local[2] == remote[2] &&
 	       local[3] == remote[3];
+}
+
+/* Its route leads to the loopback interface, as between two addresses of the host. */
+static __always_inline int tg_is_routed_within(const struct sock *sk)
+{
+	return BPF_CORE_READ(sk, sk_dst_cache, dev, ifindex) == TG_LOOPBACK_IFINDEX;
 }
 
 /*

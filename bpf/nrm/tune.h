@@ -85,6 +85,17 @@ VF_ONCE int is_exempt(struct bpf_sock_ops *ops, const struct tg_limit *l)
 	return tg_within_host4(ops->local_ip4, ops->remote_ip4);
 }
 
+/* The same of a connection that begins: its route is looked at. */
+VF_ONCE int begins_exempt(struct bpf_sock_ops *ops, const struct tg_limit *l)
+{
+	struct tcp_sock *tp = ops->sk ? bpf_skc_to_tcp_sock(ops->sk) : 0;
+
+	if (is_exempt(ops, l))
+		return 1;
+	return l && !(l->flags & TG_FLAG_LOOPBACK) && tp &&
+	       tg_is_routed_within((const struct sock *)tp);
+}
+
 static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg_limit *l,
 				       struct tg_nrm_queue *queue, int newcomer)
 {
@@ -386,7 +397,7 @@ static __always_inline void set_first_timers(struct bpf_sock_ops *ops, const str
 	struct bpf_sock *sk = ops->sk;
 	struct tcp_sock *tp;
 
-	if (!sk || (ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB && is_exempt(ops, l)))
+	if (!sk || (ops->op == BPF_SOCK_OPS_TCP_CONNECT_CB && begins_exempt(ops, l)))
 		return;
 	/* Entries in the limit's map are given back, also by another version of Tidegate. */
 	if (ops->op == BPF_SOCK_OPS_TCP_LISTEN_CB &&
@@ -440,7 +451,8 @@ int tune(struct bpf_sock_ops *ops)
 		return 1;
 	if (has_parent)
 		tg_claim(ops->sk, bpf_ktime_get_ns());
-	if (!begins && ops->op != BPF_SOCK_OPS_RTT_CB && tg_has_windows(l) && !is_exempt(ops, l)) {
+	if (!begins && ops->op != BPF_SOCK_OPS_RTT_CB && tg_has_windows(l) &&
+	    !begins_exempt(ops, l)) {
 		set_window_clamp(ops, 1, slot);
 		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
 						   BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
@@ -460,7 +472,7 @@ int tune(struct bpf_sock_ops *ops)
 		break;
 	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
-		if (is_exempt(ops, l)) {
+		if (begins_exempt(ops, l)) {
 			/* It has inherited them. */
 			if (ops->op == BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
 				tg_free_timers(ops, l);

@@ -2,7 +2,7 @@
 
 use std::{
     io::Read,
-    net::{Shutdown, TcpListener},
+    net::{Shutdown, TcpListener, TcpStream},
     process::Stdio,
     sync::{
         Arc,
@@ -16,6 +16,7 @@ use tidegate_sys::cgroup::Cgroup;
 use crate::{
     agent::Slice,
     common::{Guard, Objects, Place, wait_for},
+    edt::{Bed, SENDER, into, net_of},
     need_root,
     older::pacing,
     traffic::{accept, sender},
@@ -146,6 +147,59 @@ fn root_a_limit_whose_programs_were_taken_off_is_cried_out() {
     assert!(place.ok(&["status"]).contains("NOT ENFORCED"));
 }
 
+/// Reads what comes, and counts it.
+fn counted(mut stream: TcpStream) -> Arc<AtomicUsize> {
+    let moved = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&moved);
+    std::thread::spawn(move || {
+        let mut bytes = vec![0; 1 << 16];
+        while let Ok(n @ 1..) = stream.read(&mut bytes) {
+            count.fetch_add(n, Ordering::Relaxed);
+        }
+    });
+    moved
+}
+
+/// Two addresses of one host: the packets pass through the loopback device, so the limit has none of them.
+#[test]
+fn root_connections_between_two_addresses_of_the_host_are_free() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    let ip = |words: &str| {
+        let words = words.split(' ');
+        assert!(into(&bed.sender, "ip").args(words).status().unwrap().success());
+    };
+    ip("address add 10.98.0.1/32 dev lo");
+    ip("link set lo up");
+    // Whoever connects to the one has the other.
+    ip(&format!("route change local 10.98.0.1 dev lo table local src {SENDER}"));
+    let listener = bed.sender.run(|| TcpListener::bind("10.98.0.1:0")).unwrap().unwrap();
+    let address = listener.local_addr().unwrap();
+    for before in [true, false] {
+        let group = place.child(if before { "before" } else { "after" });
+        let add = || {
+            let flags = ["--cgroup", group.path(), "--egress", "20mbit"];
+            place.ok(&[&["limit", "add", "one"], &flags[..]].concat());
+        };
+        if before {
+            add();
+        }
+        let mut command = place.inside(&group, "nsenter");
+        sender(command.arg(net_of(&bed.sender)), &format!("stream {address} 1000"));
+        let _sender = Guard(command.spawn().unwrap());
+        let stream = accept(&listener);
+        assert_eq!(stream.peer_addr().unwrap().ip().to_string(), SENDER);
+        let moved = counted(stream);
+        if !before {
+            add();
+        }
+        let then = moved.load(Ordering::Relaxed);
+        wait_for("traffic", || (moved.load(Ordering::Relaxed) > then + 10_000_000).then_some(()));
+        assert!(pacing(&place, &group).is_some_and(|rate| rate >= u64::from(u32::MAX)), "{before}");
+        place.ok(&["limit", "del", "one"]);
+    }
+}
+
 /// Also where one side has sent all, and where traffic within the host is not limited any more.
 #[test]
 fn root_connections_are_free_when_no_limit_holds_them() {
@@ -163,18 +217,11 @@ fn root_connections_are_free_when_no_limit_holds_them() {
         let mut command = place.inside(&group, "env");
         sender(&mut command, &format!("stream {} 1000", listener.local_addr().unwrap()));
         let _sender = Guard(command.spawn().unwrap());
-        let mut stream = accept(&listener);
+        let stream = accept(&listener);
         if half_closed {
             stream.shutdown(Shutdown::Write).unwrap();
         }
-        let moved = Arc::new(AtomicUsize::new(0));
-        let count = Arc::clone(&moved);
-        std::thread::spawn(move || {
-            let mut bytes = vec![0; 1 << 16];
-            while let Ok(n @ 1..) = stream.read(&mut bytes) {
-                count.fetch_add(n, Ordering::Relaxed);
-            }
-        });
+        let moved = counted(stream);
         wait_for("a paced connection", || pacing(&place, &group).filter(|rate| *rate < 2_600_000));
         place.ok(words);
         let free = || pacing(&place, &group).filter(|rate| *rate >= u64::from(u32::MAX));
