@@ -87,7 +87,7 @@ struct Shell<'a> {
     options: &'a AgentOptions,
     top: Cgroup,
     cgroups: Box<dyn CgroupSource>,
-    /// What the last scan has found.
+    /// The cgroups that the last scan has found.
     known: scan::Cgroups,
     /// Where the kernel tells of devices; without it they are looked for from time to time.
     devices: Option<DeviceChanges>,

@@ -15,7 +15,7 @@ const PASSWD: &str = "/etc/passwd";
 /// Paths of cgroups, each with its id.
 pub type Cgroups = BTreeMap<String, u64>;
 
-/// What runs now at and below a cgroup, without containers. Of more cgroups than are looked at those of
+/// The cgroups and programs that run now at and below a cgroup. Of more cgroups than are looked at those of
 /// `before` are still known.
 #[must_use]
 pub fn scan(hierarchy: &Hierarchy, top: &str, programs: bool, before: &Cgroups) -> World {
@@ -40,7 +40,7 @@ fn keep(cgroups: &mut Cgroups, before: &Cgroups, mount: &Path) {
     cgroups.extend(found);
 }
 
-/// Those of some cgroups that there are now.
+/// The cgroups of these paths that there are now.
 fn with_ids<'a>(mount: &Path, paths: impl Iterator<Item = &'a String>) -> Cgroups {
     let known = paths.filter_map(|path| {
         let id = fs::metadata(mount.join(path)).ok()?.ino();

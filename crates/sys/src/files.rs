@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// and owner of another one if that is given.
 ///
 /// # Errors
-/// Those of the operating system. The file is as before, and nothing is left beside it.
+/// The operating system's. The file is as before, and nothing is left beside it.
 pub fn write_whole(
     path: &Path,
     beside: &Path,
@@ -38,7 +38,7 @@ pub fn write_whole(
         file.sync_all()?;
         fs::rename(beside, path)
     })();
-    // What was begun takes room on a disk that has little.
+    // A part of a file takes space on a disk that has little.
     written.inspect_err(|_| drop(fs::remove_file(beside)))?;
     let directory = path.parent().filter(|parent| *parent != Path::new(""));
     File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
@@ -55,7 +55,7 @@ pub fn lock(path: &Path) -> io::Result<Option<File>> {
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(Some(file)),
-            // Who asks whether somebody has it has it for a moment.
+            // A process that asks whether it is locked holds the lock for a moment.
             Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
                 std::thread::sleep(PATIENCE / 50);
             }

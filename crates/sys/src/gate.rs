@@ -120,7 +120,7 @@ impl Gate {
     }
 
     /// How many cgroups were made or removed since the call before, without waiting. Whoever follows cgroups
-    /// looks at all of them again, so those count that the full ring had no room for.
+    /// looks at all of them again, and so finds those that were not in the ring because it was full.
     ///
     /// # Errors
     /// [`LimitError::Map`].

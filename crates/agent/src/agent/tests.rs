@@ -507,7 +507,7 @@ fn a_users_engine_takes_nothing_from_the_hosts() {
     bed.handle(engine(user, Some(1000), Line::Listed(all.collect())));
     let said = format!("more than {USER_CONTAINERS} containers; the rest is left out");
     assert_eq!(bed.report.engines[user], said);
-    assert!(bed.is_held(1) && bed.is_held(2), "their engine has not told of them");
+    assert!(bed.is_held(1) && bed.is_held(2), "their engine has not listed them");
     bed.handle(engine("/run/docker.sock", None, Line::Listed([made_up(web.clone())].into())));
     bed.handle(engine("/run/docker.sock", None, Line::Changed(new.clone(), made_up(new).1)));
     assert_eq!(bed.report.limits[0].cgroups, paths);

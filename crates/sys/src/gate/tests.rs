@@ -50,7 +50,7 @@ pub(super) fn remove_last(nest: &mut Nest) {
 }
 
 impl Gate {
-    /// Those that wait for a decision, also those whose deadline is over.
+    /// The cgroups that wait for a decision, also after their deadline.
     pub(super) fn undecided(&self) -> Result<Vec<u64>, LimitError> {
         let all = self.all_held()?;
         Ok(all.into_iter().filter(|(_, held)| held.until_ns != 0).map(|(id, _)| id).collect())

@@ -133,7 +133,7 @@ pub struct AttachedAcks {
 
 const KEY: [u8; 4] = 0u32.to_ne_bytes();
 
-/// What the flows of each direction of a limit share, by the index of the direction. The programs of a
+/// The states that the flows of a direction share, by the index of the direction. The programs of a
 /// direction read how long ACKs wait in the queue of the other one.
 ///
 /// # Errors
