@@ -197,6 +197,11 @@ fn load<'a>(
     open.progs.acks_data.set_attach_type(side(direction));
     open.progs.acks_back.set_attach_type(side(direction.other()));
     reuse(&mut open.maps.states, states)?;
+    if let Some(other) = other {
+        // Linux 6.1 takes no map whose types are not described as those of the first one are.
+        let done = open.maps.other_states.set_inner_map_fd(other.as_fd());
+        done.map_err(load_error("acks"))?;
+    }
     if let Some(maps) = earlier {
         reuse(&mut open.maps.limits, &maps.limits)?;
         reuse(&mut open.maps.backlogs, &maps.backlogs)?;

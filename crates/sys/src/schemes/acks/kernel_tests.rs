@@ -458,7 +458,9 @@ fn root_acks_spring_knows_how_long_the_ack_waits() {
         return;
     }
     let mut storage = MaybeUninit::uninit();
-    let loaded = Loaded::new(&mut storage);
+    let [own, states] = new_states().unwrap();
+    let acks = load(&mut storage, false, Direction::Egress, &own, Some(&states), None).unwrap();
+    let loaded = Loaded { acks };
     let rate = Rate::from_bit_s(80_000_000).unwrap();
     let options = AcksOptions { rate, ..SPRING };
     loaded.reset(&options, &Backlog::default());
@@ -466,10 +468,7 @@ fn root_acks_spring_knows_how_long_the_ack_waits() {
     let cost = wait::Config::new(rate, options.burst).cost;
     let account = intf::Account { finish_ns: u64::MAX / 2, cost, ..intf::Account::default() };
     let other = intf::State { account, ..intf::State::default() };
-    let [_, states] = new_states().unwrap();
     states.update(&KEY, bytes_of(&other), MapFlags::ANY).unwrap();
-    let fd = states.as_fd().as_raw_fd().to_ne_bytes();
-    loaded.acks.maps.other_states.update(&KEY, &fd, MapFlags::ANY).unwrap();
     for (what, segment, ..) in opened() {
         loaded.segment(what, &segment);
     }
