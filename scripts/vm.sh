@@ -59,6 +59,7 @@ quick=(
 	root_edt_limits_a_device
 	root_tcp_over_ipv4_is_limited
 	root_run_brings_dctcp
+	root_acks_spring_knows_how_long_the_ack_waits
 )
 
 source scripts/debian.sh
