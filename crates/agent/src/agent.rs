@@ -332,7 +332,7 @@ impl Agent {
         let known: usize = of_owner.map(|(_, containers)| containers.len()).sum();
         let containers = self.engines.entry((owner, socket.clone())).or_default();
         let max = if owner.is_some() { USER_CONTAINERS } else { MAX_CONTAINERS };
-        let room = max.saturating_sub(known - containers.len());
+        let places = max.saturating_sub(known - containers.len());
         let full = format!("more than {max} containers; the rest is left out");
         let strange = "lists ids that no container has; they are left out".to_owned();
         let mut state = "running".to_owned();
@@ -344,14 +344,14 @@ impl Agent {
                 if all.len() < listed {
                     state = strange;
                 }
-                if all.len() > room {
+                if all.len() > places {
                     state = full;
                 }
-                *containers = all.into_iter().take(room).collect();
+                *containers = all.into_iter().take(places).collect();
             }
             Line::Changed(id, _) if !is_container_id(&id) => state = strange,
             Line::Changed(id, container) => {
-                if containers.len() < room || containers.contains_key(&id) {
+                if containers.len() < places || containers.contains_key(&id) {
                     containers.insert(id, container);
                 } else {
                     state = full;

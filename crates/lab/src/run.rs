@@ -128,7 +128,7 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
     }
     let written = report.write(&out_dir, &drawn).with_context(|| {
         let dir = out_dir.display();
-        format!("cannot write all of the report into {dir} (make room there, or use --out DIR)")
+        format!("cannot write all of the report into {dir} (free space there, or use --out DIR)")
     });
     match (ended, written) {
         (Err(error), Ok(())) => {

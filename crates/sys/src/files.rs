@@ -47,7 +47,7 @@ pub fn write_whole(
 /// Locks a file as long as it is open, and makes it if need be; `None` if another process has it.
 ///
 /// # Errors
-/// Those of the operating system.
+/// Errors of the operating system.
 pub fn lock(path: &Path) -> io::Result<Option<File>> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
     let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
