@@ -3,7 +3,7 @@
 
 use crate::{
     common::Place,
-    edt::{BURST_BYTES, Bed, is_free, is_held, ok, refused, tidegate},
+    edt::{BURST_BYTES, Bed, into, is_free, is_held, ok, refused, tidegate},
     htb::json,
     need_root,
 };
@@ -113,5 +113,31 @@ fn root_counters_go_on_when_another_scheme_takes_the_device() {
         assert_eq!(now, scheme);
         // A packet counts once. Those that still wait may follow.
         assert!((sent..sent + received).contains(&counted), "{from}, {now}: {sent}, {counted}");
+    }
+}
+
+#[test]
+fn root_a_limit_goes_on_with_its_renamed_device() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    let before = bed.qdiscs();
+    let renamed = |from: &str, to: &str| {
+        // Linux 6.1 refuses one that is up.
+        for words in [vec![from, "down"], vec![from, "name", to], vec![to, "up"]] {
+            let output = into(&bed.sender, "ip").args(["link", "set", "dev"]).args(words).output();
+            assert!(output.unwrap().status.success(), "from {from} to {to}");
+        }
+    };
+    for scheme in ["tbf", "spring", "police", "htb"] {
+        ok(&place, &bed, &format!("limit add up --dev eth0 --scheme {scheme} --egress 20mbit"));
+        renamed("eth0", "lan0");
+        let status = ok(&place, &bed, "status");
+        assert!(status.contains("dev lan0") && status.contains("in force"), "{scheme}: {status}");
+        ok(&place, &bed, "limit set up --egress 10mbit");
+        let same = ok(&place, &bed, "limit restore up");
+        assert!(same.contains("nothing to restore"), "{scheme}: {same}");
+        ok(&place, &bed, "limit del up");
+        renamed("lan0", "eth0");
+        assert_eq!(bed.qdiscs(), before, "{scheme}");
     }
 }

@@ -80,11 +80,21 @@ fn of_device(dir: &Path, limit: &intf::Limit) -> Whereabouts {
     let (mark, kind): (_, fn(String) -> Scope) =
         if limit.flags & intf::FLAG_PORT != 0 { (PORT, Scope::Port) } else { (DEV, Scope::Dev) };
     let installed_on = name_in(dir, mark).map(kind);
-    let scope = installed_on.clone().filter(|scope| device::is_there(scope, limit));
-    let unhooked = match scope {
+    let remembered = installed_on.clone().filter(|scope| device::is_there(scope, limit));
+    // It may have been renamed: the limit goes on.
+    let renamed = || {
+        let is_here = device::is_in_this_namespace(limit);
+        is_here.then(|| device::name_of(limit.ifindex)).flatten().map(kind)
+    };
+    let mut scope = remembered.or_else(renamed);
+    let mut unhooked = match scope {
         Some(_) => device::unhooked(dir, limit, schemes::of(limit.scheme()).links(limit)),
         None => Vec::new(),
     };
+    // Another device may have its index.
+    if scope != installed_on && !unhooked.is_empty() {
+        (scope, unhooked) = (None, Vec::new());
+    }
     let is_here = |scope| device::Target::find(scope).is_ok_and(|t| t.namespace == limit.cgroup_id);
     let is_anew = scope.is_none() && installed_on.as_ref().is_some_and(is_here);
     Whereabouts { scope, installed_on, is_anew, unhooked, members: Vec::new() }

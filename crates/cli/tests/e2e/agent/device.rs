@@ -35,7 +35,7 @@ impl Bed<'_> {
     }
 
     fn make_device(&self, name: &str) {
-        let pair = VethPair { name, peer: "peer", peer_netns: None };
+        let pair = VethPair { name, peer: &format!("{name}p"), peer_netns: None };
         self.netns().netlink().unwrap().add_veth(&pair).unwrap();
     }
 
@@ -49,6 +49,13 @@ impl Bed<'_> {
         let mut command = into(self.netns(), "ip");
         let output = command.args(["link", "set", "dev", from, "name", to]).output().unwrap();
         assert!(output.status.success(), "{output:?}");
+    }
+
+    /// The devices that have a qdisc of Tidegate at their root.
+    fn limited(&self) -> Vec<String> {
+        let qdiscs = text(&into(self.netns(), "tc").args(["qdisc", "show"]).output().unwrap());
+        let ours = qdiscs.lines().filter(|line| line.contains(" 7467: "));
+        ours.filter_map(|line| Some(line.split(' ').nth(4)?.to_owned())).collect()
     }
 
     /// The count of limits in force, as systemd and people read it.
@@ -94,8 +101,15 @@ fn root_agent_follows_a_device_that_is_removed_and_made_again() {
         bed.make_device("other");
         bed.rename_device("other", "eth77");
         bed.wait_said("uplink", "in_force");
+        assert_eq!(bed.limited(), ["eth77"]);
         bed.rename_device("eth77", "other");
         bed.wait_said("uplink", "waiting");
+        // It stays where it is until it can move.
+        assert_eq!(bed.limited(), ["other"]);
+        bed.make_device("eth77");
+        bed.wait_said("uplink", "in_force");
+        assert_eq!(bed.limited(), ["eth77"]);
+        bed.remove_device("eth77");
         bed.remove_device("other");
         began.elapsed() < CHECK
     });
