@@ -164,6 +164,7 @@ static __always_inline int adopt_socket(struct sock_common *common, struct tcp_s
 		if (l->flags & TG_FLAG_PACE_FAIR)
 			bpf_setsockopt(sk, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window,
 				       sizeof(window));
+		ours->window_segments = 0;
 	} else {
 		tg_set_timers(sk, l);
 		hears = hear(sk, tg_has_windows(l));

@@ -160,7 +160,9 @@ struct tg_socket {
 	/* The pacing rate of its share. A lower one is set while it waits before it asks. */
 	__u32 share_byte_s;
 	/* 1: its SYN is to be held (tune.h). */
-	__u32 syn_waits;
+	__u16 syn_waits;
+	/* The clamp of its congestion window that was set here, in segments; 0: none. */
+	__u16 window_segments;
 	/*
 	 * How many times in a row it sent data and then received some, and rcv_nxt when it last
 	 * sent.

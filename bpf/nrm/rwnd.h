@@ -109,7 +109,8 @@ VF_ONCE __u32 rw_window(struct rw_flow *flow, const struct rw_path *path, __u64 
 	least = fs_lesser(RW_LEAST_SEGMENTS * (__u64)path->mss, most);
 	elapsed = now_ns > flow->last_ns ? now_ns - flow->last_ns : 0;
 	received = path->rcv_nxt - flow->rcv_nxt;
-	paid = rw_bytes(flow->byte_s, elapsed);
+	/* Times up to that of the largest debt count. */
+	paid = RW_DEBT_MAX_S * rw_bytes(flow->byte_s, elapsed / RW_DEBT_MAX_S);
 	debt = flow->debt_bytes;
 	debt = debt > paid ? debt - paid : 0;
 	if (flow->last_ns) {

@@ -29,23 +29,48 @@
 /* This long after the end of an epoch its flow count means nothing. */
 #define SILENT_NS 200000000ULL
 
-/* Keeps bursts short on a short path. Longer paths and their congestion control are left alone. */
-static __always_inline void set_window(struct bpf_sock_ops *ops, __u32 byte_s, int newcomer)
+static __always_inline int is_close(__u32 is, __u32 wanted, __u32 tolerance)
 {
-	__u64 srtt_us = ops->srtt_us >> 3;
-	__u32 window;
+	return (is > wanted ? is - wanted : wanted - is) <= tolerance;
+}
 
-	if (byte_s == TG_PACING_UNLIMITED)
+/*
+ * Whether the path is short by its least round trip: delayed ACKs make the smoothed one long. When
+ * the path becomes long, the least one stays for minutes (tcp_min_rtt_wlen), so both count.
+ */
+static __always_inline int on_short_path(const struct bpf_sock_ops *ops)
+{
+	return ops->rtt_min <= TG_SHORT_PATH_US &&
+	       ops->srtt_us >> 3 <= TG_SHORT_PATH_US + TG_DELAYED_ACK_US;
+}
+
+/*
+ * Keeps bursts short on a short path. Longer paths and their congestion control are left alone. The
+ * window follows the share and the path: a connection outlives both.
+ */
+static __always_inline void set_window(struct bpf_sock_ops *ops, struct tg_socket *ours,
+				       __u32 byte_s, int newcomer)
+{
+	__u32 window, wanted = 0, set = ours->window_segments;
+	__u64 srtt_us = ops->srtt_us >> 3;
+
+	if (byte_s != TG_PACING_UNLIMITED) {
+		/* The first ten segments of a connection are not paced. On a longer path its share
+		 * of a round trip is more. */
+		window = tg_window(byte_s, srtt_us, ops->mss_cache);
+		if (newcomer && window < TG_INITIAL_WINDOW)
+			bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_IW, &window, sizeof(window));
+		if (on_short_path(ops))
+			wanted =
+			    tg_window(byte_s, fs_min(srtt_us, TG_SHORT_PATH_US), ops->mss_cache);
+	}
+	wanted = fs_min(wanted, TG_WINDOW_MAX);
+	/* It need not follow each measurement of the round trip. */
+	if (is_close(set, wanted, wanted / 8))
 		return;
-	/* The first ten segments of a connection are not paced. On a longer path its share of a
-	 * round trip is more. */
-	window = tg_window(byte_s, srtt_us, ops->mss_cache);
-	if (newcomer && window < TG_INITIAL_WINDOW)
-		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_IW, &window, sizeof(window));
-	/* Delayed ACKs make the smoothed round trip of a short path long, but not its least one. */
-	window = tg_window(byte_s, fs_min(srtt_us, TG_SHORT_PATH_US), ops->mss_cache);
-	if (ops->rtt_min <= TG_SHORT_PATH_US)
-		bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window, sizeof(window));
+	window = wanted ? wanted : TG_NO_WINDOW;
+	if (!bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window, sizeof(window)))
+		ours->window_segments = wanted;
 }
 
 /*
@@ -131,16 +156,17 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 	 * may have set another rate, and a parent that did not know its child yet may have raised
 	 * it.
 	 */
-	if (!newcomer && current == ours->pacing_byte_s && wanted - wanted / 64 <= current &&
-	    current <= wanted + wanted / 64)
-		return;
-	if (!tg_may_set(current, wanted, ours))
-		return;
-	if (bpf_setsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &wanted, sizeof(wanted)))
-		return;
-	ours->pacing_byte_s = wanted;
+	if (newcomer || current != ours->pacing_byte_s || !is_close(current, wanted, wanted / 64)) {
+		if (!tg_may_set(current, wanted, ours))
+			return;
+		if (bpf_setsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &wanted,
+				   sizeof(wanted)))
+			return;
+		ours->pacing_byte_s = wanted;
+	}
 	if (l->flags & TG_FLAG_PACE_FAIR)
-		set_window(ops, tg_pacing_rate(l, rate, share, ops->mss_cache, ipv6), newcomer);
+		set_window(ops, ours, tg_pacing_rate(l, rate, share, ops->mss_cache, ipv6),
+			   newcomer);
 }
 
 /* Folds a round-trip time into the limit's. A lost update of a smoothed value does no harm. */
@@ -167,6 +193,7 @@ static __always_inline int leave_to_child(struct bpf_sock_ops *ops, __u64 now)
 				       sizeof(none));
 		ours->pacing_byte_s = 0;
 		ours->share = 0;
+		ours->window_segments = 0;
 	}
 	return 1;
 }

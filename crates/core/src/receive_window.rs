@@ -99,7 +99,9 @@ impl ReceiveWindow {
         let most = path.most() as i64;
         let least = (LEAST_SEGMENTS * u64::from(path.mss)).min(path.most()) as i64;
         let elapsed = Nanos(now.0.saturating_sub(self.last.0));
-        let paid = bytes(self.byte_s, elapsed);
+        // Times up to that of the largest debt count.
+        let parts = DEBT_MAX.0 / MAX_TIME.0;
+        let paid = parts * bytes(self.byte_s, Nanos(elapsed.0 / parts));
         let mut debt = u64::from(self.debt_bytes).saturating_sub(paid);
         if self.last.0 == 0 {
             self.credit = most;
@@ -259,6 +261,25 @@ mod tests {
                     assert!(longest <= WAIT_MAX, "{byte_s} B/s, {reply} bytes, {rtt}: {longest}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn silence_pays_the_debt() {
+        for byte_s in [125_000, 1_000_000, MAX_BYTE_S / 50] {
+            let mut window = ReceiveWindow::default();
+            let mut path = Path { byte_s, rtt: Nanos(50_000), mss: MSS, rcv_nxt: 0 };
+            window.window(&path, Nanos(1));
+            path.rcv_nxt = 5 * byte_s as u32;
+            window.window(&path, Nanos(2));
+            assert_eq!(window.owes(Nanos(2)), DEBT_MAX);
+            for silent in [DEBT_MAX.0 / 2, DEBT_MAX.0 / 4, DEBT_MAX.0 / 4] {
+                let now = Nanos(window.last.0 + silent);
+                let before = window.owes(now);
+                window.window(&path, now);
+                assert_eq!(window.owes(now), before, "{byte_s} B/s, {silent} ns of silence");
+            }
+            assert_eq!(window.waits(window.last), Nanos(0));
         }
     }
 

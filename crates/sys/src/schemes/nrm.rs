@@ -218,6 +218,9 @@ mod admission_tests;
 mod asking_tests;
 
 #[cfg(test)]
+mod clamp_tests;
+
+#[cfg(test)]
 mod kernel_tests;
 
 #[cfg(test)]

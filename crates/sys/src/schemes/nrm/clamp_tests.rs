@@ -1,0 +1,212 @@
+//! The congestion window of a connection in a limit of scheme `pace` follows the limit and the path. The path is
+//! two TUN devices with a relay between them, which delays what passes.
+
+use std::{
+    collections::VecDeque,
+    env,
+    fs::{File, OpenOptions},
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::fs::OpenOptionsExt,
+    },
+    path::Path,
+    process::Child,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tidegate_core::{Rate, queue_options::VirtualQueueOptions};
+use tidegate_instruments::sock::tcp_info;
+
+use super::{
+    tree_tests::{Nest, process_in},
+    *,
+};
+use crate::{limit::AttachedLimit, net::NetNs};
+
+/// In the process that the test starts: its network namespace and where to connect to.
+const ROLE: &str = "TIDEGATE_TEST_CLAMP";
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Packets that the relay keeps in a direction.
+const RELAYED_MAX: usize = 4096;
+
+/// The process in the limit, not a test of its own: it sends, and says its window, in segments, for each line.
+#[test]
+fn sends() {
+    let Ok(role) = env::var(ROLE) else { return };
+    let (netns, address) = role.split_once(' ').unwrap();
+    NetNs::open(netns).unwrap().enter_current_thread().unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    // One that knows no path but its acknowledgements.
+    let (name, fd) = (b"reno", stream.as_raw_fd());
+    // SAFETY: the descriptor is open, and the name is live and as long as said.
+    let ret = unsafe {
+        libc::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, name.as_ptr().cast(), 4)
+    };
+    assert_eq!(ret, 0);
+    let asked = stream.try_clone().unwrap();
+    thread::spawn(move || while stream.write_all(&[7; 10_000]).is_ok() {});
+    for _ in io::stdin().lines() {
+        println!("said {}", tcp_info(&asked).unwrap().cwnd_segments);
+    }
+}
+
+fn tun(netns: &NetNs, address: Ipv4Addr) -> File {
+    let open = || {
+        let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(flags).open("/dev/net/tun").unwrap()
+    };
+    let file = netns.run(open).unwrap();
+    // SAFETY: all zeros are such a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"tun0") {
+        *to = *from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
+    // SAFETY: the descriptor is open, and the request is live and of the type that the call takes.
+    let ret = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+    assert_eq!(ret, 0, "{}", io::Error::last_os_error());
+    let mut netlink = netns.netlink().unwrap();
+    let index = netlink.index_of("tun0").unwrap();
+    netlink.add_address(index, IpAddr::V4(address), 24).unwrap();
+    netlink.set_up(index, true).unwrap();
+    file
+}
+
+/// Two network namespaces with a path between them.
+struct Delayed {
+    ends: [NetNs; 2],
+    /// One way, in microseconds.
+    delay_us: Arc<AtomicU64>,
+    has_ended: Arc<AtomicBool>,
+    relays: Vec<JoinHandle<()>>,
+}
+
+impl Delayed {
+    const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 97, 7, 1), Ipv4Addr::new(10, 97, 7, 2)];
+
+    fn new(name: &str) -> Delayed {
+        let name = |end| format!("tidegate-{name}-{}-{end}", std::process::id());
+        let ends = ["a", "b"].map(|end| NetNs::create(&name(end)).unwrap());
+        let (delay_us, has_ended) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+        let files = [0, 1].map(|i| Arc::new(tun(&ends[i], Delayed::ADDRESSES[i])));
+        let relays = [0, 1].map(|i| {
+            let (from, to) = (files[i].clone(), files[1 - i].clone());
+            let (delay_us, has_ended) = (delay_us.clone(), has_ended.clone());
+            thread::spawn(move || relay(&from, &to, &delay_us, &has_ended))
+        });
+        Delayed { ends, delay_us, has_ended, relays: relays.into() }
+    }
+}
+
+impl Drop for Delayed {
+    fn drop(&mut self) {
+        self.has_ended.store(true, Ordering::Relaxed);
+        self.relays.drain(..).for_each(|relay| drop(relay.join()));
+    }
+}
+
+fn relay(mut from: &File, mut to: &File, delay_us: &AtomicU64, has_ended: &AtomicBool) {
+    let mut under_way: VecDeque<(Instant, Vec<u8>)> = VecDeque::new();
+    let mut packet = [0; 2048];
+    while !has_ended.load(Ordering::Relaxed) {
+        let next = under_way.front().map(|(at, _)| at.saturating_duration_since(Instant::now()));
+        let wait = next.unwrap_or(PATIENCE).min(Duration::from_millis(20));
+        let wait = Timespec { tv_sec: 0, tv_nsec: wait.as_nanos() as i64 };
+        let _ = poll(&mut [PollFd::from_borrowed_fd(from.as_fd(), PollFlags::IN)], Some(&wait));
+        while let Ok(bytes) = from.read(&mut packet) {
+            let at = Instant::now() + Duration::from_micros(delay_us.load(Ordering::Relaxed));
+            if under_way.len() < RELAYED_MAX {
+                under_way.push_back((at, packet[..bytes].to_vec()));
+            }
+        }
+        while under_way.front().is_some_and(|(at, _)| *at <= Instant::now()) {
+            let _ = under_way.pop_front().map(|(_, packet)| to.write(&packet));
+        }
+    }
+}
+
+struct Sender(Child);
+
+impl Sender {
+    /// Asks for its window until it is as wanted.
+    fn wait(&mut self, what: &str, is_wanted: impl Fn(u64) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut lines = BufReader::new(self.0.stdout.take().unwrap());
+        loop {
+            writeln!(self.0.stdin.as_ref().unwrap()).unwrap();
+            let mut said = String::new();
+            while !said.contains("said ") {
+                said.clear();
+                assert_ne!(lines.read_line(&mut said).unwrap(), 0, "the sender has ended");
+            }
+            let window = said.trim().rsplit(' ').next().unwrap().parse().unwrap();
+            if is_wanted(window) {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{what}: {window} segments");
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.0.stdout = Some(lines.into_inner());
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn root_the_window_follows_the_rate_and_the_path() {
+    const TEST: &str = "root_the_window_follows_the_rate_and_the_path";
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP {TEST}: needs root");
+        return;
+    }
+    if !Path::new("/dev/net/tun").exists() {
+        eprintln!("SKIP {TEST}: needs /dev/net/tun, for a path with a delay");
+        return;
+    }
+    let nest = Nest::new("clamp", 1);
+    let (hierarchy, group) = (&nest.hierarchy, &nest.groups[0]);
+    let path = Delayed::new("clamp");
+    let options = |mbit: u64| {
+        let egress = Rate::from_bit_s(mbit * 1_000_000).map(VirtualQueueOptions::new);
+        LimitOptions { egress, ..LimitOptions::default() }
+    };
+    let limit = AttachedLimit::attach(hierarchy, group, &options(100), None).unwrap();
+    let bind = || TcpListener::bind(SocketAddr::from((Delayed::ADDRESSES[1], 0))).unwrap();
+    let listener = path.ends[1].run(bind).unwrap();
+    let role = format!("{} {}", path.ends[0].name(), listener.local_addr().unwrap());
+    let mut command = process_in(group, concat!(module_path!(), "::sends"));
+    let mut sender = Sender(command.env(ROLE, role).spawn().unwrap());
+    let (mut stream, _) = listener.accept().unwrap();
+    let sink = thread::spawn(move || io::copy(&mut stream, &mut io::sink()));
+
+    sender.wait("it begins", |window| window > 15);
+    let set = |mbit| {
+        let (options, groups) = (options(mbit), [group]);
+        let entry = options.encode(group.id()).unwrap();
+        limit.maps.set(hierarchy, groups, &entry, &options).unwrap();
+    };
+    set(2);
+    sender.wait("at a lower rate", |window| window <= 4);
+    set(50);
+    sender.wait("at a higher rate", |window| window >= 15);
+    // More than any short path has at this rate. The least round trip of the connection stays that of before.
+    path.delay_us.store(30_000, Ordering::Relaxed);
+    sender.wait("over a longer path", |window| window > 80);
+    drop(sender);
+    let _ = sink.join().unwrap();
+    limit.detach(hierarchy, group).unwrap();
+}
