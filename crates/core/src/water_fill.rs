@@ -36,7 +36,8 @@ impl Demand {
     pub fn measured(used_bit_s: u64, part_bit_s: u64, backlogged: bool) -> Self {
         let greedy =
             u128::from(used_bit_s) * 100 >= u128::from(part_bit_s) * u128::from(GREEDY_PERCENT);
-        if used_bit_s > 0 && (backlogged || greedy) {
+        // At a low rate a packet takes longer than a round: who sent nothing may still have some to send.
+        if backlogged || used_bit_s > 0 && greedy {
             Demand::Greedy
         } else {
             Demand::Rate(used_bit_s.saturating_add(used_bit_s / 100 * HEADROOM_PERCENT))
@@ -117,7 +118,8 @@ mod tests {
         assert_eq!(Demand::measured(used, part, false), Demand::Rate(part));
         assert_eq!(Demand::measured(used, used, false), Demand::Greedy);
         assert_eq!(Demand::measured(used, part, true), Demand::Greedy);
-        assert_eq!(Demand::measured(0, 0, true), Demand::Rate(0));
+        assert_eq!(Demand::measured(0, part, true), Demand::Greedy);
+        assert_eq!(Demand::measured(0, 0, false), Demand::Rate(0));
     }
 
     proptest! {

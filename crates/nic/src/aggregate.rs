@@ -324,6 +324,26 @@ mod tests {
         assert_eq!(whole.rate(), least);
     }
 
+    /// At a rate where a packet takes longer than a round, so that in many rounds nobody sends.
+    #[test]
+    fn who_waits_for_its_packet_is_not_idle() {
+        const PACKET: u64 = 1500;
+        let (mut whole, mut shares) = Aggregate::new(rate(200_000), 2).unwrap();
+        let (mut sent, mut credit, mut now) = ([0; 2], [0, PACKET * 4], Nanos(GBIT));
+        for _ in 0..2000 {
+            now.0 += ROUND.0;
+            for (i, share) in shares.iter_mut().enumerate() {
+                credit[i] += share.part().bit_s() * ROUND.0 / GBIT;
+                if credit[i] >= PACKET * 8 {
+                    (credit[i], sent[i]) = (credit[i] - PACKET * 8, sent[i] + PACKET);
+                }
+                share.publish(now, sent[i], true);
+            }
+            whole.tick(now);
+        }
+        assert!(sent[0].abs_diff(sent[1]) <= PACKET, "{sent:?}");
+    }
+
     #[test]
     fn demand_that_moves_finds_the_rate_in_two_rounds() {
         let mut world = World::new(GBIT, 4);
