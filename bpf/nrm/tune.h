@@ -49,7 +49,7 @@ static __always_inline int on_short_path(const struct bpf_sock_ops *ops)
  * window follows the share and the path: a connection outlives both.
  */
 static __always_inline void set_window(struct bpf_sock_ops *ops, struct tg_socket *ours,
-				       __u32 byte_s, int newcomer)
+				       __u32 byte_s, int newcomer, int has_new_rate)
 {
 	__u32 window, wanted = 0, set = ours->window_segments;
 	__u64 srtt_us = ops->srtt_us >> 3;
@@ -65,8 +65,13 @@ static __always_inline void set_window(struct bpf_sock_ops *ops, struct tg_socke
 			    tg_window(byte_s, fs_min(srtt_us, TG_SHORT_PATH_US), ops->mss_cache);
 	}
 	wanted = fs_min(wanted, TG_WINDOW_MAX);
-	/* It need not follow each measurement of the round trip. */
-	if (is_close(set, wanted, wanted / 8))
+	/*
+	 * It need not follow each measurement of the round trip. With a new rate a flow that was
+	 * slowed down begins again: the kernel takes the clamp for the threshold of slow start.
+	 */
+	if (!has_new_rate && is_close(set, wanted, wanted / 8))
+		return;
+	if (!wanted && !set)
 		return;
 	window = wanted ? wanted : TG_NO_WINDOW;
 	if (!bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window, sizeof(window)))
@@ -125,7 +130,7 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 				       struct tg_nrm_queue *queue, int newcomer)
 {
 	__u32 wanted, current = TG_PACING_UNLIMITED;
-	int ipv6 = ops->family == TG_AF_INET6;
+	int ipv6 = ops->family == TG_AF_INET6, has_new_rate;
 	struct bpf_sock *sk = ops->sk;
 	struct tg_socket *ours;
 	struct tcp_sock *tp;
@@ -156,7 +161,9 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 	 * may have set another rate, and a parent that did not know its child yet may have raised
 	 * it.
 	 */
-	if (newcomer || current != ours->pacing_byte_s || !is_close(current, wanted, wanted / 64)) {
+	has_new_rate =
+	    newcomer || current != ours->pacing_byte_s || !is_close(current, wanted, wanted / 64);
+	if (has_new_rate) {
 		if (!tg_may_set(current, wanted, ours))
 			return;
 		if (bpf_setsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &wanted,
@@ -166,7 +173,7 @@ static __always_inline void set_pacing(struct bpf_sock_ops *ops, const struct tg
 	}
 	if (l->flags & TG_FLAG_PACE_FAIR)
 		set_window(ops, ours, tg_pacing_rate(l, rate, share, ops->mss_cache, ipv6),
-			   newcomer);
+			   newcomer, has_new_rate);
 }
 
 /* Folds a round-trip time into the limit's. A lost update of a smoothed value does no harm. */

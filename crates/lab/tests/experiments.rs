@@ -370,7 +370,7 @@ fn root_pace_egress_reports_every_system() {
         "used_percent",
         "max_1s_percent",
         "retransmits",
-        "cpu_per_gbit_cpus",
+        "cpu_seconds_per_gbit",
         "calls_used_percent",
         "calls_retransmits",
         "rtt_p99_us",

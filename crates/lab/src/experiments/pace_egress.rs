@@ -38,7 +38,7 @@ const SYSTEMS: [System; 5] =
 const CALLS_USED: &str = "calls_used_percent";
 const CALLS_MOST: &str = "calls_max_1s_percent";
 /// Of the transfers.
-const CPU: &str = "cpu_per_gbit_cpus";
+const CPU: &str = "cpu_seconds_per_gbit";
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -115,8 +115,8 @@ impl Experiment for PaceEgress {
             "`calls` are back-to-back calls of 1 MB, and of 10 KB on one flow of several; the probe passes \
              beside them. Rates without `calls` are of as many greedy flows, without a probe. Shares are of \
              the limit, on the wire, whole frames counted, from half a second after the first data on; `max` \
-             is over any such time, start included. `cpu per gbit` is the CPU time of both ends and of the \
-             network's softirqs outside of them, in CPUs for each Gbit/s on the wire.",
+             is over any such time, start included. `CPU seconds per gbit` counts the CPU time of both ends and \
+             of the network's softirqs outside of them, by what was on the wire.",
         );
         let mut over_time = Vec::new();
         for cell in self.plan(ctx.quick) {

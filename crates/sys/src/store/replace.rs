@@ -224,9 +224,8 @@ impl Store {
     /// found it stays aside.
     pub(super) fn put_back_with(&self, journal: &Journal, name: &str) -> Result<(), StoreError> {
         let dir = self.root.join(format!("{ASIDE}{name}"));
-        let limit: Option<intf::Limit> =
-            open_map(&dir, SETTINGS).ok().and_then(|map| lookup(&map, SETTINGS, 0).ok());
-        let inode = limit.filter(|limit| limit.ifindex != 0).map(|limit| limit.cgroup_id);
+        let inode =
+            settings_in(&dir).filter(|limit| limit.ifindex != 0).map(|limit| limit.cgroup_id);
         let put = || self.put_back_here(journal, name);
         inode.map_or_else(put, |inode| device::in_namespace(inode, put).unwrap_or(Ok(())))
     }
@@ -292,10 +291,18 @@ pub(super) fn keep_settings(limit: &intf::Limit, dir: &Path) -> Result<(), Store
         .map_err(bpf_error(&path, "pin"))
 }
 
-/// Where the limit of a directory was.
+/// The settings of a limit that was set aside.
+fn settings_in(dir: &Path) -> Option<intf::Limit> {
+    open_map(dir, SETTINGS).ok().and_then(|map| lookup(&map, SETTINGS, 0).ok())
+}
+
+/// Where the limit of a directory was. Its device may have another name now.
 fn scope_in(hierarchy: &Hierarchy, dir: &Path) -> Option<Scope> {
     let cgroup = || cgroup_in(hierarchy, dir).map(Scope::Cgroup);
-    let dev = name_in(dir, DEV).map(Scope::Dev);
+    let device = |mark, kind: fn(String) -> Scope| {
+        let now = || device::name_of(settings_in(dir)?.ifindex);
+        name_in(dir, mark).map(|name| kind(now().unwrap_or(name)))
+    };
     let select = selector_in(dir).map(Scope::Select);
-    select.or(dev).or_else(|| name_in(dir, PORT).map(Scope::Port)).or_else(cgroup)
+    select.or_else(|| device(DEV, Scope::Dev)).or_else(|| device(PORT, Scope::Port)).or_else(cgroup)
 }

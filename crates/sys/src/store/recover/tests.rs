@@ -228,3 +228,20 @@ fn root_htb_the_number_of_a_device_may_be_another_ones() {
         assert!(root_qdisc::ours(&qdiscs).is_none());
     });
 }
+
+#[test]
+fn root_htb_a_limit_comes_back_to_its_renamed_device() {
+    in_scene("root_htb_a_limit_comes_back_to_its_renamed_device", |store, hierarchy| {
+        let mut lock = store.lock().unwrap();
+        store.install(&lock, hierarchy, "a", &device(), &options(Scheme::Htb), None).unwrap();
+        set_half_aside(store, hierarchy, "a");
+        let renamed = Command::new("ip").args(["link", "set", "v0", "name", "w0"]).status();
+        assert!(renamed.unwrap().success());
+        lock = again(store, lock);
+        assert_eq!(lock.problems(), [""; 0]);
+        let limit = store.open(hierarchy, "a").unwrap();
+        assert_eq!(limit.scope, Some(Scope::Dev("w0".to_owned())));
+        assert!(limit.unhooked.is_empty(), "{:?}", limit.unhooked);
+        store.remove(&lock, "a").unwrap();
+    });
+}
