@@ -12,7 +12,8 @@
 //! ```
 //!
 //! So it is looked for at any depth, below a part with `kubepods` in its name. What a workload makes below
-//! its own cgroup lies deeper than what kubelet has made, so of several the one that is least deep has it.
+//! its own cgroup lies deeper than what kubelet has made, so of several the one that is least deep has it;
+//! those in users' slices come last, as users make cgroups there.
 
 use std::collections::BTreeMap;
 

@@ -4,7 +4,8 @@
 //! - A unit or slice of the system manager is a directory of its name with nothing but slices above it. What
 //!   a user's manager or a container calls so is another thing.
 //! - A user is the slice `user.slice/user-UID.slice`.
-//! - A container is the outermost directory whose name has its id, whoever made it:
+//! - A container is the outermost directory whose name has its id, whoever made it; one in a user's slice
+//!   counts for a container of the host only if there is no other:
 //!
 //! ```text
 //! docker/ID                       Docker, driver cgroupfs
@@ -252,13 +253,14 @@ pub(crate) fn has_label(labels: &BTreeMap<String, String>, label: &str) -> bool 
     }
 }
 
-/// The cgroup of a container: the outermost one of some with its id.
+/// The cgroup of a container: the outermost one of some with its id. Each user may make cgroups of any name
+/// in the slice of that user, so one elsewhere goes first.
 fn container_cgroup<'a>(paths: impl IntoIterator<Item = &'a String>, id: &str) -> Option<String> {
     let found = paths.into_iter().filter_map(|path| {
         let at = path.split('/').position(|part| id_in(part) == Some(id))?;
         Some(path.split('/').take(at + 1).collect::<Vec<_>>().join("/"))
     });
-    found.min_by_key(|path| (path.len(), path.clone()))
+    found.min_by_key(|path| (user_of(path).is_some(), path.len(), path.clone()))
 }
 
 /// Whether a text is the id of a container.

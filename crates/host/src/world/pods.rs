@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Match, World, glob, has_label};
+use super::{Match, World, glob, has_label, user_of};
 use crate::pods::{JOIN, Pod, pod_cgroup};
 
 impl World {
@@ -22,13 +22,14 @@ impl World {
         found
     }
 
-    /// The cgroups of pods, by the UID in their names.
+    /// The cgroups of pods, by the UID in their names. Each user may make cgroups of any name in the slice of
+    /// that user, so one elsewhere goes first.
     fn pod_cgroups(&self) -> BTreeMap<String, &str> {
-        let depth = |path: &str| path.matches('/').count();
+        let rank = |path: &str| (user_of(path).is_some(), path.matches('/').count());
         let mut found: BTreeMap<String, &str> = BTreeMap::new();
         for (cgroup, uid) in self.cgroups.keys().filter_map(|path| pod_cgroup(path)) {
             let first = found.entry(uid).or_insert(cgroup);
-            if depth(cgroup) < depth(first) {
+            if rank(cgroup) < rank(first) {
                 *first = cgroup;
             }
         }
@@ -181,6 +182,14 @@ mod tests {
         let own = format!("kubepods/pod{OTHER}/a/b/kubepods/pod{UID}");
         let user = format!("user.slice/user-1.slice/user@1.service/kubepods/pod{UID}");
         let world = world(&[&user, &own, &real], &[(UID, pod("prod", "api", ""))]);
+        assert_eq!(found(&world, "prod"), [real]);
+    }
+
+    #[test]
+    fn a_cgroup_in_a_users_slice_takes_no_pods_place() {
+        let real = format!("docker/{ID}/kubelet/kubepods/burstable/pod{UID}");
+        let users = format!("user.slice/user-1.slice/user@1.service/kubepods/pod{UID}");
+        let world = world(&[&users, &real], &[(UID, pod("prod", "api", ""))]);
         assert_eq!(found(&world, "prod"), [real]);
     }
 }

@@ -71,6 +71,20 @@ fn a_users_engine_speaks_for_the_users_slice_alone() {
     assert_eq!(found(&world, "container:web"), [own]);
 }
 
+/// Each user may make cgroups of any name there. Root's Podman with `--cgroups=split` may have its own there.
+#[test]
+fn a_cgroup_in_a_users_slice_takes_no_containers_place() {
+    let slice = "prod.slice/prod-team.slice/prod-team-backend.slice/prod-team-backend-of-web.slice";
+    let real = format!("{slice}/docker-{ID}.scope");
+    let users = format!("user.slice/user-1.slice/user@1.service/{ID}");
+    let mut world = world(&[&users]);
+    world.containers.insert((None, ID.into()), Container { name: "web".into(), ..<_>::default() });
+    assert_eq!(found(&world, "container:web"), std::slice::from_ref(&users));
+    assert!(users.len() < real.len());
+    world.cgroups.insert(real.clone(), 9);
+    assert_eq!(found(&world, "container:web"), [real]);
+}
+
 #[test]
 fn a_cgroup_is_listed_if_an_engine_that_may_speak_for_it_has_its_id_or_one_above_it() {
     let at = |path: &str| path.replace("ID", ID).replace("OTHER", OTHER);
