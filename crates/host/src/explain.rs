@@ -9,8 +9,9 @@ pub mod verdict;
 
 use std::{
     cmp::Reverse,
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
+    os::unix::fs::MetadataExt,
     thread,
     time::{Duration, Instant},
 };
@@ -21,7 +22,7 @@ use tidegate_sys::{
     cgroup::{Cgroup, CgroupError},
     clock::monotonic_ns,
     limit::LimitError,
-    net::{NetError, diag, holders},
+    net::{NetError, NetNs, diag, holders},
     store::StoreError,
 };
 
@@ -132,7 +133,7 @@ pub struct Explanation {
 pub struct Place {
     /// Its path; empty for the root.
     pub cgroup: String,
-    /// The limits that apply, innermost first; those of devices last.
+    /// The limits that apply, innermost first; those of devices and ports last.
     pub limits: Vec<Applied>,
     /// The TCP sockets at and below the cgroup: those that were asked about first, then the fastest.
     pub sockets: Vec<SocketSample>,
@@ -237,7 +238,8 @@ pub enum ExplainError {
 /// Which sockets were asked about.
 enum Wanted {
     All,
-    Inodes(BTreeSet<u64>),
+    /// Those of a process, which is in this network namespace.
+    Inodes(BTreeSet<u64>, Option<u64>),
     Flow(Flow),
 }
 
@@ -245,9 +247,21 @@ impl Wanted {
     fn wants(&self, inode: u64, local: SocketAddr, remote: SocketAddr) -> bool {
         match self {
             Wanted::All => true,
-            Wanted::Inodes(inodes) => inodes.contains(&inode),
+            Wanted::Inodes(inodes, _) => inodes.contains(&inode),
             Wanted::Flow(flow) => flow.is(local, remote),
         }
+    }
+
+    /// The network namespaces of all that was asked about: what a port that leads there limits is all of it.
+    fn namespaces(&self, sockets: &Sockets) -> BTreeSet<u64> {
+        let own = match self {
+            Wanted::All if sockets.namespaces.len() > 1 => return BTreeSet::new(),
+            Wanted::All => return sockets.namespaces.iter().copied().collect(),
+            Wanted::Inodes(_, own) => *own,
+            Wanted::Flow(_) => None,
+        };
+        let asked = sockets.list.iter().filter(|socket| socket.asked);
+        own.into_iter().chain(asked.map(|socket| socket.namespace)).collect()
     }
 }
 
@@ -297,18 +311,25 @@ pub fn explain(
     let mut places = Vec::new();
     for (sampler, around) in samplers.iter_mut().zip(&around) {
         let path = sampler.cgroup().path().to_owned();
-        let Sockets { list: mut sockets, whole, namespaces } = sampler.look()?;
-        let inside = around.inside(&now, &limits);
-        let limits = around.pick(&now, &limits, &namespaces);
-        for socket in &mut sockets {
+        let mut found = sampler.look()?;
+        for socket in &mut found.list {
             let here = matches!(wanted, Wanted::All) || socket.cgroup.as_ref() == Some(&path);
             socket.asked = here && wanted.wants(socket.inode, socket.local, socket.remote);
         }
+        let ports = ports_of(&now, &wanted.namespaces(&found));
+        let Sockets { list: mut sockets, whole, namespaces } = found;
+        let inside = around.inside(&now, &limits);
+        let passed = passed(&passing, &limits);
+        let limits = around.pick(&now, &limits, &namespaces, &ports);
         // Stable: among those asked about, and among the others, the fastest stay first.
         sockets.sort_by_key(|socket| !socket.asked);
         // Of a process without TCP all that is known is what its cgroup does.
         let of_cgroup = matches!(wanted, Wanted::All) || !sockets.iter().any(|s| s.asked);
         let verdict = verdict::judge(&limits, &inside, &sockets, of_cgroup);
+        let verdict = match &passed {
+            Some(passed) => verdict::or_of_queue(verdict, passed),
+            None => verdict,
+        };
         let sockets_total = sockets.len();
         sockets.truncate(options.sockets);
         sampler.name_holders(&mut sockets);
@@ -335,6 +356,39 @@ fn passing(host: &Host, subject: &Subject) -> Result<Vec<Passing>, ExplainError>
     Ok(waiting::passing(&host.store().list(host.hierarchy())?.limits, flow)?)
 }
 
+/// The limit with most of what waits of a flow, in the direction that the flow passes.
+fn passed(passing: &[Passing], limits: &[Applied]) -> Option<Applied> {
+    let most = passing.iter().max_by_key(|passing| passing.queue.bytes)?;
+    let mut limit = limits.iter().find(|limit| limit.name == most.limit)?.clone();
+    let other = if most.direction == "egress" { &mut limit.ingress } else { &mut limit.egress };
+    *other = None;
+    Some(limit)
+}
+
+/// The names of the limits on ports that lead into one of these network namespaces.
+fn ports_of(live: &[Live], namespaces: &BTreeSet<u64>) -> BTreeSet<String> {
+    let mut by_place: BTreeMap<u64, BTreeMap<u32, &str>> = BTreeMap::new();
+    for limit in live.iter().filter(|limit| matches!(limit.status.scope, Scope::Port(_))) {
+        let place = limit.place_ids.first().filter(|_| !limit.status.state.is_gone());
+        let Some(place) = place else { continue };
+        by_place.entry(*place).or_default().insert(limit.ifindex, &limit.status.name);
+    }
+    let mut found = BTreeSet::new();
+    for (place, devices) in by_place {
+        let Some(mut netlink) = NetNs::find(place).and_then(|netns| netns.netlink().ok()) else {
+            continue;
+        };
+        let indices = devices.keys().copied().collect();
+        for netns in namespaces.iter().filter_map(|inode| NetNs::find(*inode)) {
+            let there = netlink.leading_into(&indices, &netns).unwrap_or_default();
+            found.extend(
+                there.iter().filter_map(|index| devices.get(index)).map(|name| (*name).to_owned()),
+            );
+        }
+    }
+    found
+}
+
 /// What is asked about, its sockets, and its cgroups.
 fn find(host: &Host, subject: &Subject) -> Result<(Asked, Wanted, Vec<Cgroup>), ExplainError> {
     let hierarchy = host.hierarchy();
@@ -353,7 +407,9 @@ fn find(host: &Host, subject: &Subject) -> Result<(Asked, Wanted, Vec<Cgroup>), 
             let mut groups = made_in(host, &found.sockets);
             groups.retain(|group| group.id() != own.id());
             groups.insert(0, own);
-            Ok((Asked::Process { pid: *pid, comm }, Wanted::Inodes(inodes), groups))
+            let namespace = std::fs::metadata(format!("/proc/{pid}/ns/net"));
+            let wanted = Wanted::Inodes(inodes, namespace.ok().map(|file| file.ino()));
+            Ok((Asked::Process { pid: *pid, comm }, wanted, groups))
         }
         Subject::Flow(flow) => {
             let root = hierarchy.open("")?;
@@ -412,8 +468,15 @@ impl Around {
     }
 
     /// The limits that apply here: of cgroups from the inside out, also those that are pinned to one of these
-    /// but not enforced; then those of devices in the network namespaces of the processes.
-    fn pick(&self, live: &[Live], limits: &[Applied], namespaces: &[u64]) -> Vec<Applied> {
+    /// but not enforced; then those of devices in the network namespaces of the processes, and of `ports`
+    /// that lead there.
+    fn pick(
+        &self,
+        live: &[Live],
+        limits: &[Applied],
+        namespaces: &[u64],
+        ports: &BTreeSet<String>,
+    ) -> Vec<Applied> {
         let pairs = || live.iter().zip(limits);
         let parents: Parents<'_> =
             limits.iter().map(|limit| (limit.name.as_str(), limit.parent.as_deref())).collect();
@@ -434,6 +497,7 @@ impl Around {
                 && live.place_ids.iter().any(|id| namespaces.contains(id))
         });
         picked.extend(device.map(|(_, limit)| limit.clone()));
+        picked.extend(limits.iter().filter(|limit| ports.contains(&limit.name)).cloned());
         picked
     }
 }

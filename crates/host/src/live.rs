@@ -38,6 +38,8 @@ pub struct Live {
     pub origin: Origin,
     /// The ids of its cgroups; of a device the inode of its network namespace.
     pub place_ids: Vec<u64>,
+    /// The number of its device there; 0 of cgroups.
+    pub ifindex: u32,
     /// The kernel's id of the map of its settings; `None` if it could not be asked.
     pub id: Option<LimitId>,
 }
@@ -79,7 +81,7 @@ pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Limits, LiveErr
         let place_ids: Vec<_> = groups.map(|group| group.id()).collect();
         let (status, id) = (LimitStatus::broken(broken), broken.id);
         let asked = place_ids.is_empty() || place_ids.iter().copied().any(&wanted);
-        let live = Live { status, origin: Origin::Pinned, place_ids, id };
+        let live = Live { status, origin: Origin::Pinned, place_ids, ifindex: 0, id };
         pinned_limits.push((live, asked));
     }
     for pinned in listing.limits {
@@ -89,8 +91,9 @@ pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Limits, LiveErr
         let own = Some(pinned.limit.cgroup_id).filter(|id| *id != 0);
         let members = pinned.members.iter().map(|member| member.id);
         let place_ids: Vec<_> = own.into_iter().chain(members).collect();
-        let asked = pinned.limit.ifindex != 0 || place_ids.iter().copied().any(&wanted);
-        let live = Live { status, origin: Origin::Pinned, place_ids, id };
+        let ifindex = pinned.limit.ifindex;
+        let asked = ifindex != 0 || place_ids.iter().copied().any(&wanted);
+        let live = Live { status, origin: Origin::Pinned, place_ids, ifindex, id };
         pinned_limits.push((live, asked));
     }
     hold_ceilings(pinned_limits.iter_mut().map(|(limit, _)| &mut limit.status));
@@ -115,6 +118,7 @@ pub fn live(host: &Host, wanted: impl Fn(u64) -> bool) -> Result<Limits, LiveErr
                 status,
                 origin,
                 place_ids: vec![found.cgroup_id],
+                ifindex: 0,
                 id: Some(found.id),
             }),
             Err(source) => limits.unread.push(LiveError::Elsewhere { cgroup: path, source }),

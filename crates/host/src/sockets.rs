@@ -56,6 +56,9 @@ pub struct SocketSample {
     pub receiver_limited: f64,
     /// Its inode; 0 if no process holds it any more.
     pub inode: u64,
+    /// The inode of its network namespace.
+    #[serde(skip)]
+    pub namespace: u64,
 }
 
 impl SocketSample {
@@ -114,6 +117,7 @@ impl SocketSample {
             busy: part(now.busy, then.busy),
             receiver_limited: part(now.receiver_limited, then.receiver_limited),
             inode: socket.inode,
+            namespace: socket.namespace,
         }
     }
 }

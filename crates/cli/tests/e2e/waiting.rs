@@ -1,7 +1,9 @@
 //! Whose packets wait in the queue of a guest's port: `status --flows` and `explain`.
 
 use std::{
+    env,
     net::{SocketAddr, TcpStream},
+    process::Stdio,
     sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
@@ -10,8 +12,8 @@ use std::{
 use serde_json::Value;
 
 use crate::{
-    common::{Place, wait_for},
-    edt::{Bed, PORT, RECEIVER, blast, ok, refused},
+    common::{Guard, Place, wait_for},
+    edt::{Bed, PORT, RECEIVER, blast, into, ok, refused},
     htb::{guest, json},
     need_root,
 };
@@ -107,4 +109,39 @@ fn root_waiting_knows_the_connections_of_spring() {
     let message = refused(&place, &bed, "explain 10.96.0.2:1");
     assert!(message.contains("nothing of it waits in a queue"), "{message}");
     ok(&place, &bed, "detach");
+}
+
+/// What a process or a connection behind a port is held back by is the port's limit, whatever its scheme.
+#[test]
+fn root_waiting_explain_names_the_limit_of_the_port() {
+    need_root!();
+    for scheme in ["police", "spring"] {
+        let (place, bed) = (Place::new(), Bed::new());
+        let guest = guest(&bed);
+        ok(&place, &bed, &format!("limit add guest --port tap0 --scheme {scheme} --egress 20mbit"));
+        let _server = bed.serve();
+        let mut command = into(&guest, env::current_exe().unwrap().to_str().unwrap());
+        command
+            .args(["helper", "--exact", "--nocapture"])
+            .env("TIDEGATE_TEST_EDT", format!("600 2 0 {RECEIVER}"));
+        let sender = Guard(command.stdout(Stdio::null()).spawn().unwrap());
+        let pid = sender.0.id().to_string();
+        let flow = format!("{RECEIVER}:{PORT}");
+        // The receiver's end is behind no port: only the queue knows the connection.
+        let subjects = if scheme == "spring" { vec![&pid, &flow] } else { vec![&pid] };
+        for subject in subjects {
+            wait_for("a verdict that names the limit", || {
+                let explained =
+                    json(&place, &bed, &format!("explain --sample 200ms --json {subject}"));
+                let places = explained["places"].as_array().unwrap();
+                let mut said = places.iter().map(|place| place["sentence"].as_str().unwrap());
+                assert!(said.clone().all(|said| !said.contains("not limited")), "{explained}");
+                said.any(|said| said.contains("limit `guest`")).then_some(())
+            });
+        }
+        let text = ok(&place, &bed, &format!("explain --sample 10ms {pid}"));
+        assert!(text.contains(&format!("Limit `guest` on port `tap0`: {scheme}")), "{text}");
+        drop(sender);
+        ok(&place, &bed, "detach");
+    }
 }

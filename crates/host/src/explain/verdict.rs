@@ -183,6 +183,15 @@ pub fn judge(
     inside.iter().filter(|_| itself).find(full).map_or(verdict, further_in)
 }
 
+/// The same of a flow that passes the queue of a limit, which no socket here need tell: a guest's kernel has
+/// the other end.
+#[must_use]
+pub fn or_of_queue(verdict: Verdict, passed: &Applied) -> Verdict {
+    let held: Vec<_> = held(std::slice::from_ref(passed)).collect();
+    let is_free = matches!(verdict, Verdict::Unlimited | Verdict::NotEnforced { .. });
+    if is_free && !held.is_empty() { fullest(&held, None, &[]) } else { verdict }
+}
+
 /// The directions of the limits that are in force.
 fn held(limits: &[Applied]) -> impl Iterator<Item = Held<'_>> {
     let in_force = limits.iter().filter(|l| matches!(l.state, State::InForce | State::NoFq));

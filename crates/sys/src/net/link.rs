@@ -7,6 +7,7 @@ use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage as Message,
     address::{AddressAttribute, AddressFlags, AddressMessage},
     link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+    nsid::{NsidAttribute, NsidMessage},
     route::{RouteAttribute, RouteHeader, RouteMessage, RouteType},
 };
 
@@ -168,6 +169,37 @@ impl Netlink {
         let link = self.get_link(&action, link_at(index))?;
         let found = link.attributes.into_iter().find_map(pick);
         found.ok_or_else(|| NetError::Malformed { action, detail: format!("no {what}") })
+    }
+
+    /// Which of some devices have their other end in another network namespace, as that of a pod.
+    ///
+    /// # Errors
+    /// [`NetError`] when the kernel does not tell. A device that is gone leads nowhere.
+    pub fn leading_into(
+        &mut self,
+        devices: &BTreeSet<u32>,
+        netns: &NetNs,
+    ) -> Result<BTreeSet<u32>, NetError> {
+        let mut query = NsidMessage::default();
+        query.attributes.push(NsidAttribute::Fd(netns.fd().as_raw_fd().cast_unsigned()));
+        let action = "find the number of a network namespace";
+        let answers = self.ask(action, Message::GetNsId(query), NLM_F_ACK)?;
+        let id = answers.into_iter().find_map(|answer| match answer {
+            Message::NewNsId(message) => message.attributes.into_iter().find_map(|a| match a {
+                // One without a number has -1: no device leads there.
+                NsidAttribute::Id(id) if id >= 0 => Some(id),
+                _ => None,
+            }),
+            _ => None,
+        });
+        let Some(id) = id else { return Ok(BTreeSet::new()) };
+        let leads_there = |link: &LinkMessage| {
+            link.attributes.iter().any(|a| matches!(a, LinkAttribute::LinkNetNsId(to) if *to == id))
+        };
+        let there = devices.iter().copied().filter(|index| {
+            self.get_link("find a device", link_at(*index)).is_ok_and(|link| leads_there(&link))
+        });
+        Ok(there.collect())
     }
 
     /// Gives a device an address. An IPv6 address is usable at once: duplicate address detection

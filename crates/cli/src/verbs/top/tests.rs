@@ -195,6 +195,7 @@ fn sockets(n: u16) -> TopSockets {
         busy: 1.0,
         receiver_limited: 0.0,
         inode: 1,
+        namespace: 0,
     };
     TopSockets { list: (0..n).map(socket).collect(), total: usize::from(n) + 5 }
 }

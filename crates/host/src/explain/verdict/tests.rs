@@ -51,12 +51,28 @@ fn limit(name: &str, scheme: &'static str, used_mbit: u64) -> Applied {
     }
 }
 
+/// A flow of a guest: the limit of its port is on no cgroup and no device of the socket here.
+#[test]
+fn a_flow_in_the_queue_of_a_limit_is_limited() {
+    let passed = limit("guest", "htb", 950);
+    let none = || Verdict::NotEnforced { limit: "a".to_owned() };
+    for free in [Verdict::Unlimited, none()] {
+        let said = or_of_queue(free, &passed).to_string();
+        assert!(said.starts_with("limit `guest` (htb, egress 1gbit) is full"), "{said}");
+    }
+    assert_eq!(or_of_queue(Verdict::Idle, &passed), Verdict::Idle);
+    let mut gone = passed;
+    gone.state = State::Detached;
+    assert_eq!(or_of_queue(none(), &gone), none());
+}
+
 /// A socket that was asked about, sends at so many Mbit/s and may pace at so many.
 fn socket(sent_mbit: u64, pace_mbit: Option<u64>) -> SocketSample {
     SocketSample {
         asked: true,
         local: "10.0.0.1:1".parse().unwrap(),
         remote: "10.0.0.2:2".parse().unwrap(),
+        namespace: 0,
         pid: None,
         comm: None,
         cgroup: None,
