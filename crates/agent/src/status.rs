@@ -2,7 +2,7 @@
 //! and `tidegate web` shows; and what of it somebody should be told.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -86,7 +86,7 @@ impl AgentStatus {
 
     /// Compares what it said last with the limits of its store, which others may have changed since.
     /// `names` are those that it has by now: the agent may have put one on after the limits were read.
-    fn compare(&mut self, limits: &[LimitStatus], names: &[String]) {
+    fn compare(&mut self, limits: &BTreeMap<&str, (State, String)>, names: &[String]) {
         if !self.running {
             return;
         }
@@ -95,7 +95,8 @@ impl AgentStatus {
         let twice = self.report.limits.iter().map(|limit| limit.name.clone());
         let twice: BTreeSet<_> = twice.filter(|name| !seen.insert(name.clone())).collect();
         for limit in &mut self.report.limits {
-            let is_there = limits.iter().any(|is| is.name == limit.name);
+            let is = limits.get(limit.name.as_str());
+            let is_there = is.is_some();
             match limit.state {
                 LimitState::InForce if !is_there && !names.contains(&limit.name) => {
                     let why = "something has taken it off; the agent puts it back";
@@ -105,6 +106,14 @@ impl AgentStatus {
                     let reason = limit.reason.get_or_insert_default();
                     reason.push_str("; the limit of this name on the host stays as it was");
                     limit.stays = true;
+                }
+                // Who tells what it is on is away, or has not answered an agent that has just started.
+                LimitState::Waiting
+                    if is.is_some_and(|(is, on)| *is == State::InForce && *on == limit.scope) =>
+                {
+                    limit.state = LimitState::InForce;
+                    let reason = limit.reason.get_or_insert_default();
+                    reason.push_str("; it stays as it was until then");
                 }
                 _ => {}
             }
@@ -193,7 +202,8 @@ impl HostStatus {
         let store = host.store().path();
         let mut agent = AgentStatus::find(run_dir).filter(|agent| agent.is_of(&store));
         if let Some(agent) = &mut agent {
-            agent.compare(&limits, &host.store().names().unwrap_or_default());
+            let states = limits.iter().map(|l| (l.name.as_str(), (l.state, l.scope.to_string())));
+            agent.compare(&states.collect(), &host.store().names().unwrap_or_default());
         }
         let keeps = agent.as_ref().filter(|agent| agent.running);
         // The agent has cgroups join that come after their limit.
@@ -438,6 +448,38 @@ mod tests {
     use tidegate_core::scheme::SCHEMES;
 
     use super::*;
+
+    /// As after its restart, while the API server is away.
+    #[test]
+    fn what_waits_for_an_answer_and_is_on_the_host_is_in_force() {
+        let waiting = |name: &str| LimitReport {
+            name: name.to_owned(),
+            file: "a.toml".to_owned(),
+            scope: "pod `prod`".to_owned(),
+            state: LimitState::Waiting,
+            reason: Some("the API server is away".to_owned()),
+            stays: false,
+            required: false,
+            schedule: None,
+            next_change: None,
+            next_rates: None,
+            cgroups: Vec::new(),
+        };
+        let limits = ["on", "empty", "elsewhere", "none"].map(waiting).to_vec();
+        let report = Report { limits, ..Report::default() };
+        let mut agent = AgentStatus { running: true, stopped: false, report };
+        let is = |state, scope: &str| (state, scope.to_owned());
+        let host = BTreeMap::from([
+            ("on", is(State::InForce, "pod `prod`")),
+            ("empty", is(State::NoMembers, "pod `prod`")),
+            ("elsewhere", is(State::InForce, "device `eth1`")),
+        ]);
+        agent.compare(&host, &[]);
+        let said: Vec<_> = agent.report.limits.iter().map(LimitReport::words).collect();
+        let waits = "waiting: the API server is away";
+        let in_force = "in force: the API server is away; it stays as it was until then";
+        assert_eq!(said, [in_force, waits, waits, waits]);
+    }
 
     #[test]
     fn what_a_dead_daemon_leaves_is_said_by_limit() {
