@@ -214,7 +214,7 @@ Examples:
     /// Make the limits of this host match a spec file
     ///
     /// All or nothing: an error changes nothing. Limits that are not in the file are left alone unless
-    /// --prune is given. A changed rate is changed in
+    /// --prune is given; those of `tidegate-cni` always are. A changed rate is changed in
     /// place: no packet and no connection is lost. Applying a file twice changes nothing. A limit whose
     /// cgroup or device does not exist waits; apply the file again when there is one.
     #[command(after_help = "\
@@ -446,7 +446,7 @@ pub struct CheckArgs {
 pub struct PlanArgs {
     /// The spec file; `-` reads standard input
     pub file: PathBuf,
-    /// Take off limits that are not in the file
+    /// Take off limits that are not in the file, but those of `tidegate-cni`
     #[arg(long)]
     pub prune: bool,
     #[command(flatten)]

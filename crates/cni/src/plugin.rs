@@ -217,6 +217,15 @@ fn network_prefix(network: &str) -> String {
     format!("cni-{:08x}-", hash(&[network]) >> 32)
 }
 
+/// Whether a name is one that [`limit_name`] gives: such a limit is its runtime's to take off.
+#[must_use]
+pub fn is_limit(name: &str) -> bool {
+    let hex = |text: &str, len| text.len() == len && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let parts = name.strip_prefix("cni-").and_then(|rest| rest.split_once('-'));
+    let hashes = parts.and_then(|(network, rest)| Some((network, rest.rsplit_once('-')?.1)));
+    hashes.is_some_and(|(network, own)| hex(network, 8) && hex(own, 16))
+}
+
 /// The name of an interface's limit.
 fn limit_name(network: &str, attachment: &Attachment) -> String {
     let Attachment { container, interface } = attachment;
@@ -252,7 +261,13 @@ mod tests {
         for (i, name) in names.iter().enumerate() {
             assert!(tidegate_sys::store::check_name(name).is_ok(), "{name}");
             assert!(!names[..i].contains(name), "{name}");
+            assert!(is_limit(name), "{name}");
             assert_eq!(name.starts_with(&network_prefix("net")), i != 2, "{name}");
+        }
+        for other in
+            ["cni-web", "cni-e53f18ba", "cni-e53f18ba-a", "web", "cni-web-a-0cf56b686b3ab552"]
+        {
+            assert!(!is_limit(other), "{other}");
         }
         // It must be found again by every later version.
         assert_eq!(names[0], "cni-e53f18ba-8f1c8f1c8f1c8f1c8f1c8f1c-0cf56b686b3ab552");

@@ -21,6 +21,7 @@ use tidegate_agent::{
     scan,
     status::AgentStatus,
 };
+use tidegate_cni::plugin::is_limit;
 use tidegate_core::{Rate, Scope, selector::SelectorKind};
 use tidegate_fleet::rates;
 use tidegate_host::{
@@ -203,7 +204,7 @@ fn planned(
         return Err(UsageError(format!("{file}: nothing is written in it; {must}")).into());
     }
     let wanted = rates::kept(spec, present, wanted);
-    let prune = |name: &str| prune || off.contains(name);
+    let prune = |name: &str| prune && !is_limit(name) || off.contains(name);
     let present = absent::set_aside(present, &wanted, waiting, prune);
     let mut plan = plan::plan_pruning(&present, &wanted, prune).map_err(|e| match e {
         PlanError::Family(e) => spec.locate(e).map_or_else(anyhow::Error::from, Into::into),
@@ -333,7 +334,11 @@ fn print_text(
         }
     }
     for name in &plan.unmanaged {
-        writeln!(out, "  {name}: not in the file, left alone (--prune takes it off)")?;
+        let who = match is_limit(name) {
+            true => "`tidegate-cni` takes it off with its container",
+            false => "--prune takes it off",
+        };
+        writeln!(out, "  {name}: not in the file, left alone ({who})")?;
     }
     let is_same = plan.actions.is_empty() && groups.is_same();
     if is_same && !waiting.is_empty() {

@@ -127,6 +127,13 @@ fn root_cni_limits_a_container_until_it_is_deleted() {
     assert_eq!(limits[0]["port"], "eth0");
     assert_eq!(limits[0]["egress"]["rate_bit_s"], LIMIT_BIT_S as u64);
     runtime.ok("CHECK", &asked);
+    // Nothing would put it back.
+    let file = runtime.place.file("none.toml", "limit = []\n");
+    let mut apply = runtime.host(env!("CARGO_BIN_EXE_tidegate"));
+    let said = apply.args(["apply", "--prune"]).arg(file).output().unwrap().stdout;
+    let said = String::from_utf8(said).unwrap();
+    assert!(said.contains("`tidegate-cni` takes it off with its container"), "{said}");
+    runtime.ok("CHECK", &asked);
     let traffic = bed.free(&bed.sender, &format!("3 2 0 {RECEIVER}"));
     is_held(&traffic, LIMIT_BIT_S, BURST_BYTES);
 
