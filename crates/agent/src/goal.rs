@@ -177,7 +177,7 @@ pub fn goal(files: &Files, world: &World, now: &Zoned) -> Goal {
     let moments: Vec<_> = files.specs.iter().map(|spec| (spec, spec.at(now))).collect();
     let known = moments.iter().filter_map(|(_, moment)| moment.as_ref().ok());
     let movers = Movers::of(known.flat_map(|moment| &moment.spec.limits), world);
-    let mut builder = Builder { world, goal, names, movers, scheduled: None };
+    let mut builder = Builder { world, goal, names, movers, scheduled: None, guest: false };
     for (spec, moment) in moments {
         match moment {
             Ok(moment) => {
@@ -196,6 +196,7 @@ pub fn goal(files: &Files, world: &World, now: &Zoned) -> Goal {
             Err(error) => builder.all_refused(spec, &error.to_string()),
         }
     }
+    builder.guest = true;
     let labels = files.specs.iter().find(|spec| spec.labels);
     if let Some(spec) = labels {
         builder.by_labels(&spec.file, |owner| owner.is_none());
@@ -215,6 +216,9 @@ pub fn goal(files: &Files, world: &World, now: &Zoned) -> Goal {
     }
     builder.conflicts();
     builder.with_parents();
+    for report in &mut builder.goal.reports {
+        report.guest &= report.state == LimitState::Refused;
+    }
     builder.goal
 }
 
@@ -226,6 +230,8 @@ struct Builder<'a> {
     movers: Movers,
     /// The schedule of the limit at hand, at this moment.
     scheduled: Option<Scheduled>,
+    /// Whether containers and pods ask for the limits at hand themselves.
+    guest: bool,
 }
 
 impl Builder<'_> {
@@ -242,6 +248,7 @@ impl Builder<'_> {
             state,
             reason,
             stays: false,
+            guest: self.guest,
             required: limit.follow.required,
             schedule: row,
             next_change: when.map(|when| when.strftime("%Y-%m-%dT%H:%M%:z").to_string()),

@@ -60,6 +60,9 @@ pub struct LimitReport {
     /// It is refused, and an older one of its name is in force.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub stays: bool,
+    /// It is refused, and a container or pod asked for it itself, by labels or annotations.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub guest: bool,
     pub required: bool,
     /// The row of its schedule that holds.
     #[serde(skip_serializing_if = "Option::is_none", default)]

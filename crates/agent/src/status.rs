@@ -170,7 +170,7 @@ impl Serialize for HostStatus {
 pub struct Warnings {
     /// Limits that are not in force or not alone on their device, and what else is lost.
     pub alarms: Vec<String>,
-    /// Limits that wait.
+    /// Limits that wait, and those that a container or pod asked for and cannot have.
     pub waiting: Vec<String>,
 }
 
@@ -309,6 +309,8 @@ impl HostStatus {
         alarms.extend(self.limits.iter().flat_map(programs_before));
         alarms.extend(required);
         alarms.extend(agent.into_iter().flat_map(of_agent));
+        // Whoever may start a container or a pod may not make a host's check fail.
+        waiting.extend(agent.into_iter().flat_map(|agent| refused(&agent.report, true)));
         let left = self.fleet_left.iter().filter(|_| !self.limits.is_empty());
         alarms.extend(left.map(|socket| of_daemon(socket, &self.limits)));
         alarms.extend(self.nics.iter().flat_map(of_nic));
@@ -352,15 +354,21 @@ fn of_agent(AgentStatus { running, stopped, report }: &AgentStatus) -> Vec<Strin
         alarms.push(format!("the agent of {directory} does not run; what comes is not limited"));
     }
     alarms.extend(report.errors.iter().map(|error| format!("agent: {error}")));
-    for LimitReport { name, file, reason, stays, .. } in
-        report.limits.iter().filter(|limit| limit.state == LimitState::Refused)
-    {
+    alarms.extend(refused(report, false));
+    alarms
+}
+
+/// Limits that the agent refuses: those of `guest`s that asked for them themselves, or all others.
+fn refused(report: &Report, guest: bool) -> impl Iterator<Item = String> {
+    let refused = report.limits.iter().filter(|limit| limit.state == LimitState::Refused);
+    refused.filter(move |limit| limit.guest == guest).map(move |limit| {
+        let LimitReport { name, file, reason, stays, .. } = limit;
         let reason = reason.as_deref().unwrap_or_default();
         let reason = reason.strip_prefix(&format!("limit `{name}`: ")).unwrap_or(reason);
+        let is = if guest { "not used" } else { "NOT ENFORCED" };
         let as_written = if *stays { " as written" } else { "" };
-        alarms.push(format!("limit `{name}` of {file} is NOT ENFORCED{as_written}: {reason}"));
-    }
-    alarms
+        format!("limit `{name}` of {file} is {is}{as_written}: {reason}")
+    })
 }
 
 fn of_daemon(socket: &Path, limits: &[LimitStatus]) -> String {
@@ -449,22 +457,26 @@ mod tests {
 
     use super::*;
 
-    /// As after its restart, while the API server is away.
-    #[test]
-    fn what_waits_for_an_answer_and_is_on_the_host_is_in_force() {
-        let waiting = |name: &str| LimitReport {
+    fn waiting(name: &str) -> LimitReport {
+        LimitReport {
             name: name.to_owned(),
             file: "a.toml".to_owned(),
             scope: "pod `prod`".to_owned(),
             state: LimitState::Waiting,
             reason: Some("the API server is away".to_owned()),
             stays: false,
+            guest: false,
             required: false,
             schedule: None,
             next_change: None,
             next_rates: None,
             cgroups: Vec::new(),
-        };
+        }
+    }
+
+    /// As after its restart, while the API server is away.
+    #[test]
+    fn what_waits_for_an_answer_and_is_on_the_host_is_in_force() {
         let limits = ["on", "empty", "elsewhere", "none"].map(waiting).to_vec();
         let report = Report { limits, ..Report::default() };
         let mut agent = AgentStatus { running: true, stopped: false, report };
@@ -479,6 +491,32 @@ mod tests {
         let waits = "waiting: the API server is away";
         let in_force = "in force: the API server is away; it stays as it was until then";
         assert_eq!(said, [in_force, waits, waits, waits]);
+    }
+
+    /// Whoever may start a container must not be able to make the check of a host fail.
+    #[test]
+    fn what_a_container_asks_for_itself_is_named_and_no_alarm() {
+        let report = |name: &str, guest| LimitReport {
+            name: name.to_owned(),
+            state: LimitState::Refused,
+            reason: Some("why".to_owned()),
+            guest,
+            ..waiting(name)
+        };
+        let limits = vec![report("tier", false), report("container-web", true)];
+        let report = Report { limits, ..Report::default() };
+        let agent = AgentStatus { running: true, stopped: false, report };
+        let status = HostStatus {
+            limits: Vec::new(),
+            waiting: Vec::new(),
+            nics: Vec::new(),
+            fleet: None,
+            fleet_left: None,
+            agent: Some(agent),
+        };
+        let Warnings { alarms, waiting } = status.warnings();
+        assert_eq!(alarms, ["limit `tier` of a.toml is NOT ENFORCED: why"]);
+        assert_eq!(waiting, ["limit `container-web` of a.toml is not used: why"]);
     }
 
     #[test]

@@ -406,7 +406,7 @@ pub struct ScopeArgs {
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
     /// A container of Docker or Podman; with --persist
-    #[arg(long, value_name = "NAME", requires = "persist")]
+    #[arg(long, value_name = "NAME")]
     pub container: Option<String>,
 }
 

@@ -70,6 +70,9 @@ pub fn nothing_on(scope: &Scope) -> String {
         Scope::Select(Selector { kind: Unit | Slice | Container | Labels | Exe, .. }) => {
             format!("no {scope} runs")
         }
+        Scope::Select(Selector { kind: SelectorKind::Pod, value }) if !value.contains('/') => {
+            format!("there is no pod `{value}/*`")
+        }
         scope => format!("there is no {scope}"),
     }
 }
@@ -167,6 +170,9 @@ mod tests {
         assert_eq!(said("user", "root"), "nobody is logged in as user `root`");
         assert_eq!(said("unit", "a.service"), "no unit `a.service` runs");
         assert_eq!(said("cgroup", "a/*"), "there is no cgroup `a/*`");
+        let pod = |selector: &str| nothing_on(&Scope::Select(selector.parse().unwrap()));
+        assert_eq!(pod("pod:prod"), "there is no pod `prod/*`", "a namespace");
+        assert_eq!(pod("pod:prod/api-0"), "there is no pod `prod/api-0`");
     }
 
     #[test]

@@ -159,6 +159,11 @@ fn cgroups_inside_others_of_the_same_limit_are_limited_with_them() {
     assert_eq!(paths, ["a.slice", "b.slice"]);
 }
 
+/// Which limits are refused that containers or pods asked for themselves.
+fn guests(goal: &Goal) -> Vec<bool> {
+    goal.reports.iter().map(|report| report.guest).collect()
+}
+
 #[test]
 fn containers_have_rates_by_their_labels_if_a_file_allows_it() {
     let mut world = world(&[&format!("docker/{ID}")]);
@@ -171,7 +176,10 @@ fn containers_have_rates_by_their_labels_if_a_file_allows_it() {
     assert_eq!(labelled.limits[0].limit.options.egress.unwrap().rate.to_string(), "5mbit");
     // What a file says of the container comes first.
     let text = "labels = true\n".to_owned() + &limit("web", "container = \"web\"", RATE);
-    let both = states(&goal(&files(&[&text]), &world, &now()));
+    let both = goal(&files(&[&text]), &world, &now());
+    // Who starts a container is not who looks after the files.
+    assert_eq!(guests(&both), [false, true]);
+    let both = states(&both);
     assert!(
         both[1].starts_with("container-web refused: limits `web` and `container-web` both"),
         "{both:?}"
@@ -265,6 +273,7 @@ fn pods_have_rates_by_their_annotations_if_a_file_allows_it() {
          Kubernetes; write for example `10M` for 10 Mbit/s",
     ];
     assert_eq!(states(&annotated), expected);
+    assert_eq!(guests(&annotated), [false, true], "one in force is as others");
     let options = &annotated.limits[0].limit.options;
     assert_eq!(options.egress.unwrap().rate.bit_s(), 1_000_000);
     assert_eq!(options.ingress.unwrap().rate.bit_s(), 10_485_760);
@@ -335,7 +344,7 @@ fn a_limit_waits_for_pods_and_says_whom_it_waits_for() {
     assert_eq!(says(Pods::NotAsked), (asks_nobody.to_owned(), false));
     let unlisted = "a waiting: the API server has not listed the pods of this node yet";
     assert_eq!(says(Pods::NotListed), (unlisted.to_owned(), true));
-    let unknown = "a waiting: there is no pod `prod`; 1 pods here are not known yet";
+    let unknown = "a waiting: there is no pod `prod/*`; 1 pods here are not known yet";
     assert_eq!(says(Pods::Known(BTreeMap::new())), (unknown.to_owned(), false));
     assert_eq!(says(known.pods.clone()), ("a in force".to_owned(), false));
 }

@@ -95,7 +95,8 @@ fn found(host: &Host, scope: &Scope) -> Result<Result<(Scope, Vec<String>), Stri
                 selector,
             );
             let found = found.map_err(|e| UsageError(e.to_string()))?;
-            if found.is_empty() && !is_pattern(&selector.value) {
+            let is_open = is_pattern(&selector.value) && !absent::is_for_the_agent(&scope);
+            if found.is_empty() && !is_open {
                 return Ok(Err(absent::missing(&scope)));
             }
             found
