@@ -38,7 +38,10 @@ const COLUMNS: [Column; 10] = [
     ("SLOWED", Align::Right),
     ("DROPPED", Align::Right),
 ];
+/// That of the names grows with them.
 const WIDTHS: [usize; COLUMNS.len()] = [16, 9, 10, 10, 10, 6, 8, 8, 8, 8];
+/// The longest name of a limit, with its indentation in most trees.
+const NAME_WIDTH_MAX: usize = 72;
 
 /// All limits at one moment.
 struct Moment {
@@ -49,7 +52,7 @@ struct Moment {
 pub fn run(store: &Path, args: &MonitorArgs) -> Result<ExitCode> {
     let host = super::open(store)?;
     let mut earlier = look(&host)?;
-    let mut screen = Screen { lines: 0, quiet: false };
+    let mut screen = Screen { lines: 0, quiet: false, widths: WIDTHS };
     let mut next = Instant::now();
     let mut left = args.count;
     while left != Some(0) {
@@ -91,6 +94,7 @@ fn look(host: &Host) -> Result<Moment> {
 struct Screen {
     lines: usize,
     quiet: bool,
+    widths: [usize; COLUMNS.len()],
 }
 
 impl Screen {
@@ -104,7 +108,13 @@ impl Screen {
             return Ok(());
         }
         self.quiet = false;
-        for (depth, sample) in output::as_tree(samples, |s| (&s.name, &s.parent)) {
+        let tree: Vec<_> = output::as_tree(samples, |s| (&s.name, &s.parent)).collect();
+        let names = tree.iter().map(|(depth, sample)| output::indented(*depth, &sample.name).len());
+        let widest = names.max().unwrap_or_default().min(NAME_WIDTH_MAX);
+        if widest > self.widths[0] {
+            (self.widths[0], self.lines) = (widest, 0);
+        }
+        for (depth, sample) in tree {
             if let Some(alarm) = output::alarm(&sample.name, &sample.scope, sample.state) {
                 writeln!(out, "{}", paint.red(&format!("WARNING: {alarm}")))?;
                 continue;
@@ -112,7 +122,7 @@ impl Screen {
             for (direction, d) in sample.directions() {
                 if self.lines.is_multiple_of(HEAD_EVERY) {
                     let heads = COLUMNS.map(|(head, _)| head.to_owned());
-                    writeln!(out, "{}", paint.bold(&output::line(&COLUMNS, &WIDTHS, &heads)))?;
+                    writeln!(out, "{}", paint.bold(&output::line(&COLUMNS, &self.widths, &heads)))?;
                 }
                 self.lines += 1;
                 let limit = Rate::from_bit_s(d.rate_bit_s).map(|rate| rate.to_string());
@@ -128,9 +138,34 @@ impl Screen {
                     d.counters.packets_of("slow").to_string(),
                     d.counters.dropped().0.to_string(),
                 ];
-                writeln!(out, "{}", output::line(&COLUMNS, &WIDTHS, &cells))?;
+                writeln!(out, "{}", output::line(&COLUMNS, &self.widths, &cells))?;
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::top::tests::limit;
+
+    #[test]
+    fn columns_stand_below_their_heads_whatever_the_names() {
+        let mut screen = Screen { lines: 0, quiet: false, widths: WIDTHS };
+        let mut said = |name: &str| {
+            let mut sample = limit("a.service", Some((200, 100)), None).sample;
+            sample.name = name.to_owned();
+            let mut out = Vec::new();
+            screen.show(&mut out, &[sample]).unwrap();
+            String::from_utf8(out).unwrap().lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        let starts = |line: &str, word| line.find(word).unwrap();
+        assert_eq!(said("web").len(), 2);
+        assert_eq!(said("db").len(), 1, "the head is not said again");
+        let long = said("cni-6163d2e8-8f1c8f1c8f1c8f1c8f1c8f1c8f1c8f1c-0cf56b686b3ab552");
+        assert_eq!(starts(&long[0], "DIRECTION"), starts(&long[1], "egress"));
+        assert_eq!(long[0].len(), long[1].len());
+        assert_eq!(said("web").len(), 1);
     }
 }
