@@ -3,7 +3,7 @@
 //! A limit's name says whose it is: `cni-NETWORK-CONTAINER-INTERFACE`, where the network and the interface
 //! are hashes, and the container is the beginning of its id. So nothing but the limits has to be stored.
 
-use std::{os::unix::fs::MetadataExt, path::Path};
+use std::{collections::BTreeSet, os::unix::fs::MetadataExt, path::Path};
 
 use serde_json::{Value, json};
 use tidegate_core::{Scope, fnv};
@@ -16,7 +16,7 @@ use tidegate_host::{
 use tidegate_sys::{
     features,
     limit::LimitOptions,
-    net::{NetNs, Netlink},
+    net::{NetError, NetNs, Netlink},
     store::{Store, StoreError},
 };
 
@@ -202,11 +202,16 @@ fn host_interface(netns: &Path, interface: &str) -> Result<String, CniError> {
             inside.kind
         ))
     })?;
-    let here = Netlink::open().and_then(|mut netlink| netlink.devices());
-    let here = here.map_err(|e| failed(e.to_string()))?;
-    let other = here.into_iter().find(|device| {
-        device.index == peer && device.kind == "veth" && device.peer == Some(inside.index)
-    });
+    // Another pair may have the same indices, but leads elsewhere.
+    let leading_there = || {
+        let mut netlink = Netlink::open()?;
+        let there = netlink.leading_into(&BTreeSet::from([peer]), &NetNs::at(netns)?)?;
+        let mut here = netlink.devices()?;
+        here.retain(|device| there.contains(&device.index) && device.kind == "veth");
+        Ok(here)
+    };
+    let here = leading_there().map_err(|e: NetError| failed(e.to_string()))?;
+    let other = here.into_iter().find(|device| device.peer == Some(inside.index));
     let missing =
         || failed(format!("the other end of interface `{interface}` is not on this host"));
     other.map(|device| device.name).ok_or_else(missing)
@@ -272,6 +277,35 @@ mod tests {
         // It must be found again by every later version.
         assert_eq!(names[0], "cni-e53f18ba-8f1c8f1c8f1c8f1c8f1c8f1c-0cf56b686b3ab552");
     }
+
+    /// Indices are those of a namespace: another container's interface may have the same ones.
+    #[test]
+    fn root_an_interface_with_the_same_numbers_is_not_taken_for_the_other_end() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("SKIP root_an_interface_with_the_same_numbers: needs root");
+        }
+        let name = |end| format!("tidegate-same-{end}-{}", std::process::id());
+        let [host, own, elsewhere, others] =
+            ["a", "b", "c", "d"].map(|end| NetNs::create(&name(end)).unwrap());
+        let pair = |here: &NetNs, there: &NetNs, peer: &str| {
+            let (here, there) = (here.name(), there.name());
+            let words = format!(
+                "-n {here} link add out index 70 type veth peer name {peer} index 80 netns {there}"
+            );
+            let done = std::process::Command::new("ip").args(words.split(' ')).status().unwrap();
+            assert!(done.success(), "ip {words}");
+        };
+        pair(&elsewhere, &own, "eth0");
+        pair(&host, &others, "eth0");
+        let found = |netns: &NetNs| {
+            let path = Path::new("/run/netns").join(netns.name());
+            host.run(|| host_interface(&path, "eth0")).unwrap()
+        };
+        assert_eq!(found(&others).unwrap(), "out");
+        let said = found(&own).unwrap_err().to_string();
+        assert!(said.contains("is not on this host"), "{said}");
+    }
+
     /// A container that has no limit can be deleted on any host: here without root.
     #[test]
     fn where_nothing_is_to_be_taken_off_no_host_is_asked_for() {
