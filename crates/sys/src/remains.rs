@@ -15,7 +15,7 @@
 
 use std::fmt;
 
-use tidegate_core::scheme::SCHEMES;
+use tidegate_core::scheme::{SCHEMES, SchemeInfo};
 
 use crate::{
     device,
@@ -51,6 +51,17 @@ impl Hooked {
     pub(crate) fn is_link(&self) -> bool {
         matches!(self.at, At::Link(_))
     }
+
+    /// Whether it belongs to the qdisc at the root of its device.
+    pub(crate) fn comes_with_qdisc(&self) -> bool {
+        SCHEMES.iter().any(|info| info.qdisc_programs.contains(&self.name.as_str()))
+    }
+
+    /// Whether it is of a scheme that has a qdisc there.
+    pub(crate) fn is_of_limit_with_qdisc(&self) -> bool {
+        let has = |info: &SchemeInfo| info.device_programs.contains(&self.name.as_str());
+        SCHEMES.iter().any(|info| info.has_qdisc && has(info))
+    }
 }
 
 /// What is ours on one device.
@@ -77,7 +88,7 @@ impl OnDevice {
     /// does.
     pub(crate) fn retain(&mut self, wanted: impl Fn(&Hooked) -> bool) {
         self.hooked.retain(wanted);
-        if !self.hooked.iter().any(|hooked| comes_with_qdisc(&hooked.name)) {
+        if !self.hooked.iter().any(Hooked::comes_with_qdisc) {
             (self.qdisc, self.ifb) = (None, None);
         }
     }
@@ -86,31 +97,34 @@ impl OnDevice {
     /// clsact without filters goes if it `owns_clsact`. What is off already is no error.
     ///
     /// # Errors
-    /// [`NetError`] of the first thing that would not go; the rest is off.
+    /// [`NetError`] of the first thing that would not go; the rest is off, but for the ifb device if a program
+    /// stays.
     pub(crate) fn remove(&self, owns_clsact: bool) -> Result<(), NetError> {
         let mut netlink = Netlink::open()?;
         let mut refused = None;
-        let mut keep = |done: Result<(), NetError>| match done {
-            Err(e) if !is_gone(&e) => refused = refused.take().or(Some(e)),
+        let keep = |refused: &mut Option<NetError>, done: Result<(), NetError>| match done {
+            Err(e) if !is_gone(&e) => *refused = refused.take().or(Some(e)),
             _ => {}
         };
         for hooked in &self.hooked {
-            keep(match &hooked.at {
+            let done = match &hooked.at {
                 At::Link(id) => query::detach_link(*id)
                     .map_err(|e| NetError::refused(format!("detach `{}`", hooked.name), e)),
                 At::Filter(side, filter) => {
                     netlink.delete_filter(self.ifindex, side.clsact(), filter)
                 }
-            });
+            };
+            keep(&mut refused, done);
         }
+        let ifb = self.ifb.filter(|_| refused.is_none());
         if owns_clsact && device::has_unused_clsact(&mut netlink, self.ifindex) {
-            keep(netlink.delete_qdisc(self.ifindex, Handle::CLSACT));
+            keep(&mut refused, netlink.delete_qdisc(self.ifindex, Handle::CLSACT));
         }
         if self.qdisc.is_some() {
-            keep(netlink.delete_qdisc(self.ifindex, Handle::ROOT));
+            keep(&mut refused, netlink.delete_qdisc(self.ifindex, Handle::ROOT));
         }
-        if let Some(ifb) = self.ifb {
-            keep(netlink.delete_link(ifb));
+        if let Some(ifb) = ifb {
+            keep(&mut refused, netlink.delete_link(ifb));
         }
         refused.map_or(Ok(()), Err)
     }
@@ -138,6 +152,18 @@ fn is_gone(error: &NetError) -> bool {
 /// # Errors
 /// [`NetError`] when the kernel does not list its devices.
 pub(crate) fn on_devices() -> Result<Vec<OnDevice>, NetError> {
+    on_those(|_| true)
+}
+
+/// The same of one device.
+///
+/// # Errors
+/// [`NetError`].
+pub(crate) fn on_device(ifindex: u32) -> Result<OnDevice, NetError> {
+    Ok(on_those(|index| index == ifindex)?.pop().unwrap_or_default())
+}
+
+fn on_those(wanted: impl Fn(u32) -> bool) -> Result<Vec<OnDevice>, NetError> {
     let mut netlink = Netlink::open()?;
     let devices = netlink.devices()?;
     let ifbs = devices.iter().filter(|device| device.kind == "ifb");
@@ -145,7 +171,8 @@ pub(crate) fn on_devices() -> Result<Vec<OnDevice>, NetError> {
         ifbs.filter_map(|ifb| Some((htb::served_by(&ifb.name)?, ifb.index))).collect();
     let mut found = Vec::new();
     // Our qdisc on an ifb device of ours goes with that.
-    for device in devices.iter().filter(|d| !ifbs.iter().any(|(_, ifb)| *ifb == d.index)) {
+    let is_ifb = |index: u32| ifbs.iter().any(|(_, ifb)| *ifb == index);
+    for device in devices.iter().filter(|device| wanted(device.index) && !is_ifb(device.index)) {
         let ifb = ifbs.iter().find(|(of, _)| *of == device.index).map(|(_, ifb)| *ifb);
         let all = OnDevice {
             ifindex: device.index,
@@ -160,7 +187,7 @@ pub(crate) fn on_devices() -> Result<Vec<OnDevice>, NetError> {
         found.extend(Some(all).filter(|all| !all.is_empty()));
     }
     let is_gone = |of: u32| !devices.iter().any(|device| device.index == of);
-    let alone = ifbs.iter().filter(|(of, _)| is_gone(*of));
+    let alone = ifbs.iter().filter(|(of, _)| wanted(*of) && is_gone(*of));
     found.extend(alone.map(|(of, ifb)| OnDevice {
         ifindex: *of,
         ifb: Some(*ifb),
@@ -170,15 +197,10 @@ pub(crate) fn on_devices() -> Result<Vec<OnDevice>, NetError> {
     Ok(found)
 }
 
-/// Whether a program belongs to a limit that has a qdisc at the root of its device.
-fn comes_with_qdisc(name: &str) -> bool {
-    SCHEMES.iter().any(|info| info.qdisc_programs.contains(&name))
-}
-
 /// Whether a device has programs of the limit whose qdisc is at its root.
 pub(crate) fn has_qdisc_programs(ifindex: u32) -> bool {
     let hooked = Netlink::open().map(|mut netlink| hooked(&mut netlink, ifindex));
-    hooked.is_ok_and(|hooked| hooked.iter().any(|h| comes_with_qdisc(&h.name)))
+    hooked.is_ok_and(|hooked| hooked.iter().any(Hooked::comes_with_qdisc))
 }
 
 fn hooked(netlink: &mut Netlink, ifindex: u32) -> Vec<Hooked> {

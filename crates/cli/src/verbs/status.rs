@@ -277,9 +277,16 @@ fn warn(out: &mut impl Write, warnings: &Warnings, json: bool) -> Result<()> {
 
 /// The limits of the host as `tidegate doctor` judges them; `None` if they cannot be read.
 pub fn seen(store: &Path, run_dir: &Path, socket: &Path) -> Option<Limits> {
-    let mut status = HostStatus::read(&Host::open(store).ok()?, run_dir, None).ok()?;
+    let host = Host::open(store).ok()?;
+    let mut status = HostStatus::read(&host, run_dir, None).ok()?;
     status.fleet_left = api::left(socket);
-    let Warnings { alarms, waiting } = status.warnings();
+    let Warnings { mut alarms, waiting } = status.warnings();
+    alarms.extend(host.store().orphans().into_iter().map(|device| {
+        format!(
+            "{device} is left of a limit that is lost, and may still limit; a new limit there replaces it, and \
+             `tidegate detach` removes it with all limits"
+        )
+    }));
     Some(Limits { installed: status.limits.len(), alarms, waiting })
 }
 

@@ -11,9 +11,10 @@ use std::{
 use serde::Serialize;
 use tidegate_core::Direction;
 
-use super::{PinnedLimit, Store, StoreLock, unreadable::programs_in};
+use super::{PinnedLimit, Store, StoreError, StoreLock, limit_error, unreadable::programs_in};
 use crate::{
-    device, intf,
+    device::{self, Target},
+    intf,
     query::{self, Side},
     remains::{self, Hooked, OnDevice},
 };
@@ -80,17 +81,53 @@ impl Store {
         removed.map(|device| device.to_string()).collect()
     }
 
-    /// Whether a device of this network namespace has a qdisc of ours or ifb device that is neither this
-    /// store's nor left by a process that died.
-    pub(super) fn has_qdisc_of_others(&self, ifindex: u32) -> bool {
+    /// Makes room on a device for a limit, before that begins: what a process that died or a lost BPF file
+    /// system has left goes. Another store's qdisc goes, with all of its limit, only with force, and for a
+    /// limit that `has_qdisc`.
+    pub(super) fn make_room(
+        &self,
+        name: &str,
+        target: &Target,
+        has_qdisc: bool,
+    ) -> Result<(), StoreError> {
+        let refused = || limit_error(name);
+        let mut there = remains::on_device(target.ifindex).map_err(|e| refused()(e.into()))?;
+        if there.is_empty() {
+            return Ok(());
+        }
         let own = programs_in(&self.root);
-        let is_it = |device: &OnDevice| {
-            let has_qdisc = device.qdisc.is_some() || device.ifb.is_some();
-            let is_own = device.hooked.iter().any(|hooked| own.contains(&hooked.program));
-            device.ifindex == ifindex && has_qdisc && !is_own
+        let is_own = |hooked: &Hooked| own.contains(&hooked.program);
+        let is_own_root = |limit: &intf::Limit| {
+            (limit.ifindex, limit.cgroup_id) == (target.ifindex, target.namespace)
         };
-        let there = remains::on_devices().unwrap_or_default().iter().any(is_it);
-        there && !left().orphans.iter().any(|device| device.ifindex == ifindex)
+        if there.hooked.iter().any(|hooked| is_own(hooked) && hooked.comes_with_qdisc())
+            || self.roots().iter().any(is_own_root)
+        {
+            (there.qdisc, there.ifb) = (None, None);
+        }
+        there.hooked.retain(|hooked| !is_own(hooked));
+        let is_left = !is_held(&there, &known_programs()) && !shares_network();
+        if !is_left && has_qdisc && (there.qdisc.is_some() || there.ifb.is_some()) {
+            if !self.force {
+                return Err(StoreError::OtherStore { scope: target.scope.clone() });
+            }
+            there.hooked.retain(Hooked::is_of_limit_with_qdisc);
+        } else if !is_left {
+            return Ok(());
+        }
+        there.remove(false).map_err(|e| refused()(e.into()))
+    }
+
+    /// Whether the qdisc of a device, and its ifb device, belong to a limit of another store.
+    pub(super) fn has_qdisc_of_others(&self, ifindex: u32) -> bool {
+        let mut programs = remains::on_device(ifindex).unwrap_or_default().hooked;
+        programs.retain(Hooked::comes_with_qdisc);
+        if programs.is_empty() {
+            return false;
+        }
+        let (own, known) = (programs_in(&self.root), known_programs());
+        let is_theirs = |id: &u32| known.contains(id) && !own.contains(id);
+        programs.iter().any(|hooked| is_theirs(&hooked.program))
     }
 }
 
@@ -108,14 +145,23 @@ fn left() -> Left {
     if devices.is_empty() {
         return Left::default();
     }
-    let known: BTreeSet<u32> = bpf_mounts().iter().flat_map(|mount| programs_in(mount)).collect();
-    // What a process that lives holds has a link.
-    let is_held = |h: &Hooked| h.is_link() || known.contains(&h.program);
-    devices.retain(|device| !device.hooked.iter().any(is_held));
+    let known = known_programs();
+    devices.retain(|device| !is_held(device, &known));
     match shares_network() {
         true => Left { perhaps: devices, ..Left::default() },
         false => Left { orphans: devices, ..Left::default() },
     }
+}
+
+/// Whether a store, or a process that lives, has something on a device.
+fn is_held(device: &OnDevice, known: &BTreeSet<u32>) -> bool {
+    // What a process that lives holds has a link.
+    device.hooked.iter().any(|h| h.is_link() || known.contains(&h.program))
+}
+
+/// The programs of all stores that are to be seen.
+fn known_programs() -> BTreeSet<u32> {
+    bpf_mounts().iter().flat_map(|mount| programs_in(mount)).collect()
 }
 
 /// Whether processes that cannot be seen here may be in this network namespace: it is the one in which a
@@ -157,15 +203,20 @@ fn bpf_mounts() -> BTreeSet<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    use std::{
+        os::fd::{AsRawFd, FromRawFd, OwnedFd},
+        time::{Duration, Instant},
+    };
 
     use libbpf_rs::libbpf_sys;
+    use rustix::{
+        mount::{MountPropagationFlags, mount_change},
+        thread::{UnshareFlags, unshare_unsafe},
+    };
     use tidegate_core::{Scheme, Scope, queue_options::VirtualQueueOptions};
 
     use super::*;
-    use crate::{
-        bpffs::PrivateBpffs, cgroup::Hierarchy, device::Target, limit::LimitOptions, net::NetNs,
-    };
+    use crate::{bpffs::PrivateBpffs, cgroup::Hierarchy, limit::LimitOptions, net::NetNs};
 
     /// Somebody's program, which has every packet accepted and ends the chain.
     fn foreign_program() -> OwnedFd {
@@ -255,6 +306,120 @@ mod tests {
             assert_eq!(before().len(), 2);
             store.remove(&lock, "a").unwrap();
             store.close(lock);
+        };
+        netns.run(check).unwrap();
+    }
+
+    /// A device with a limit in both directions, which has a qdisc, an ifb device, a filter and a link.
+    fn put_on_lo(store: &Store, name: &str) -> Result<(), StoreError> {
+        let rate = VirtualQueueOptions::new("1gbit".parse().unwrap());
+        let scheme = Scheme::Spring;
+        let (egress, ingress) = (Some(rate), Some(rate));
+        let options = LimitOptions { egress, ingress, scheme, ..LimitOptions::default() };
+        let (lock, hierarchy) = (store.lock()?, Hierarchy::find().unwrap());
+        let done =
+            store.install(&lock, &hierarchy, name, &Scope::Port("lo".to_owned()), &options, None);
+        store.close(lock);
+        done
+    }
+
+    fn take_off(store: &Store, name: &str) {
+        let lock = store.lock().unwrap();
+        store.remove(&lock, name).unwrap();
+        store.close(lock);
+    }
+
+    fn on_lo() -> OnDevice {
+        remains::on_device(Target::find(&Scope::Dev("lo".to_owned())).unwrap().ifindex).unwrap()
+    }
+
+    /// All that is on the device is this store's, once.
+    fn is_alone(store: &Store) {
+        let (own, there) = (programs_in(&store.root), on_lo());
+        assert!(there.hooked.iter().all(|hooked| own.contains(&hooked.program)), "{there}");
+        assert!(there.qdisc.is_some() && there.ifb.is_some(), "{there}");
+        let redirects = there.hooked.iter().filter(|hooked| hooked.name == "htb_in").count();
+        assert_eq!(redirects, 1, "{there}");
+    }
+
+    #[test]
+    fn root_what_a_lost_store_has_left_makes_way() {
+        const TEST: &str = "root_what_a_lost_store_has_left_makes_way";
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIP {TEST}: needs root");
+            return;
+        }
+        let netns = NetNs::create(&format!("tidegate-lost-{}", std::process::id())).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let check = || {
+            // Nobody else gets a copy of these mounts.
+            // SAFETY: unsharing mounts touches no memory; only this thread, which ends, changes namespace.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();
+            mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+            let lose = |name: &str| {
+                let bpffs = PrivateBpffs::mount(dir.path()).unwrap();
+                put_on_lo(&Store::at(bpffs.path().join("t")), name).unwrap();
+                drop(bpffs);
+                // The kernel takes links off a moment after their last pin.
+                let deadline = Instant::now() + Duration::from_secs(10);
+                while on_lo().hooked.iter().any(Hooked::is_link) {
+                    assert!(Instant::now() < deadline, "{}", on_lo());
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                assert!(!on_lo().hooked.is_empty(), "the filter stays: {}", on_lo());
+            };
+            lose("a");
+            let bpffs = PrivateBpffs::mount(dir.path()).unwrap();
+            let store = Store::at(bpffs.path().join("t"));
+            put_on_lo(&store, "b").unwrap();
+            is_alone(&store);
+            take_off(&store, "b");
+            assert!(on_lo().is_empty(), "{}", on_lo());
+            drop(bpffs);
+
+            // A limit without a qdisc is not behind a lost one that has one.
+            lose("a");
+            let bpffs = PrivateBpffs::mount(dir.path()).unwrap();
+            let store = Store::at(bpffs.path().join("t"));
+            let (lock, hierarchy) = (store.lock().unwrap(), Hierarchy::find().unwrap());
+            let egress = Some(VirtualQueueOptions::new("1gbit".parse().unwrap()));
+            let options =
+                LimitOptions { egress, scheme: Scheme::Police, ..LimitOptions::default() };
+            let scope = Scope::Dev("lo".to_owned());
+            store.install(&lock, &hierarchy, "b", &scope, &options, None).unwrap();
+            store.close(lock);
+            assert!(on_lo().qdisc.is_none() && on_lo().ifb.is_none(), "{}", on_lo());
+            assert!(!on_lo().hooked.is_empty());
+            take_off(&store, "b");
+        };
+        netns.run(check).unwrap();
+    }
+
+    #[test]
+    fn root_force_replaces_all_of_another_stores_qdisc() {
+        const TEST: &str = "root_force_replaces_all_of_another_stores_qdisc";
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIP {TEST}: needs root");
+            return;
+        }
+        let netns = NetNs::create(&format!("tidegate-force-{}", std::process::id())).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let bpffs = PrivateBpffs::mount(dir.path()).unwrap();
+        let check = || {
+            let theirs = Store::at(bpffs.path().join("theirs"));
+            let mut ours = Store::at(bpffs.path().join("ours"));
+            put_on_lo(&theirs, "a").unwrap();
+            let before = on_lo();
+            let refused = put_on_lo(&ours, "b");
+            assert!(matches!(refused, Err(StoreError::OtherStore { .. })), "{refused:?}");
+            assert_eq!(on_lo(), before);
+            ours.force(true);
+            put_on_lo(&ours, "b").unwrap();
+            is_alone(&ours);
+            take_off(&theirs, "a");
+            is_alone(&ours);
+            take_off(&ours, "b");
+            assert!(on_lo().is_empty(), "{}", on_lo());
         };
         netns.run(check).unwrap();
     }

@@ -166,7 +166,7 @@ pub enum StoreError {
     /// A device has an HTB of ours that is no limit's of this store.
     #[error(
         "{scope} has an HTB of Tidegate that may be another store's or another container's; take it off \
-         there with `tidegate detach`, or say --force to replace it"
+         there with `tidegate detach`, or replace it with `tidegate limit add --force`"
     )]
     OtherStore { scope: Scope },
     /// A signal has come, between two steps.

@@ -322,6 +322,7 @@ impl Store {
             let now = device::name_of(limit.ifindex);
             let is_other = name.is_some() && now.is_some() && now != name;
             is_other && remains::has_qdisc_programs(limit.ifindex)
+                || self.has_qdisc_of_others(limit.ifindex)
         };
         let _ = in_namespace(limit.cgroup_id, || {
             if !is_others() {
@@ -340,7 +341,7 @@ impl Store {
     }
 
     /// The settings of the limits that have a qdisc at the root of their device.
-    fn roots(&self) -> Vec<intf::Limit> {
+    pub(super) fn roots(&self) -> Vec<intf::Limit> {
         let names = self.names().unwrap_or_default().into_iter();
         let limits = names.filter(|name| !self.is_in_tree(name));
         let limits = limits.filter_map(|name| settings_in(&self.root.join(name)));
@@ -354,7 +355,7 @@ impl Store {
             roots.iter().any(|limit| {
                 (limit.ifindex, limit.cgroup_id) == (ifindex, step.network_namespace)
                     && htb::has(limit, is_ifb)
-            })
+            }) || self.has_qdisc_of_others(ifindex)
         };
         let mut held = BTreeSet::new();
         for entry in self.entries().unwrap_or_default() {
