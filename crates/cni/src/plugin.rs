@@ -3,14 +3,14 @@
 //! A limit's name says whose it is: `cni-NETWORK-CONTAINER-INTERFACE`, where the network and the interface
 //! are hashes, and the container is the beginning of its id. So nothing but the limits has to be stored.
 
-use std::{collections::BTreeSet, os::unix::fs::MetadataExt, path::Path};
+use std::{collections::BTreeSet, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
 use serde_json::{Value, json};
 use tidegate_core::{Scope, fnv};
 use tidegate_host::{
     apply::{Backend, apply},
     host::{Host, LockedHost, present},
-    plan::{State, Wanted, plan},
+    plan::{PlanError, State, Wanted, plan},
     settings::{Asked, differences},
 };
 use tidegate_sys::{
@@ -28,6 +28,9 @@ use crate::{
 
 /// Longest part of a container's id in the name of its limit, in bytes.
 const CONTAINER_MAX: usize = 24;
+/// How long the commands for other containers are waited for: a node that starts has them all at once. The
+/// runtime's own time-out is in minutes.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Does what is asked for; what is to be printed, if the command has an answer.
 ///
@@ -60,7 +63,10 @@ pub fn answer(store: &Path, request: &Request) -> Result<Option<Value>, CniError
 }
 
 fn open(store: &Path) -> Result<Host, CniError> {
-    Host::open(store).map_err(|e| CniError::new(Code::Unavailable, e.to_string()))
+    let host = Host::open(store);
+    let mut host = host.map_err(|e| CniError::new(Code::Unavailable, e.to_string()))?;
+    host.patience(PATIENCE);
+    Ok(host)
 }
 
 fn store_error(error: StoreError) -> CniError {
@@ -123,7 +129,13 @@ fn add(store: &Path, request: &Request, attachment: &Attachment) -> Result<Value
         let (scope, asked) = (limit.scope.clone(), Asked::default());
         let wanted = Wanted { name, scope, options, parent: None, asked, members: Vec::new() };
         let refused = |e: String| CniError::new(Code::Limit, e);
-        let plan = plan(&present, &[wanted], false).map_err(|e| refused(e.to_string()))?;
+        let plan = plan(&present, &[wanted], false).map_err(|e| match e {
+            PlanError::ScopeTaken { scope, other, .. } => refused(format!(
+                "{scope} has limit `{other}` already; if that is of a container that is no more, take it off \
+                 with `tidegate limit del {other}`"
+            )),
+            e => refused(e.to_string()),
+        })?;
         apply(host, &plan.actions).map_err(|e| refused(e.to_string()))
     })?;
     Ok(result)

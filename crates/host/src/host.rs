@@ -218,6 +218,11 @@ impl Host {
         self.cgroups().members(scope, None)
     }
 
+    /// How long [`Host::lock`] waits for other writers.
+    pub fn patience(&mut self, patience: Duration) {
+        self.store.patience(patience);
+    }
+
     /// A cgroup or device that exists, a cgroup's path as this host writes it.
     ///
     /// # Errors

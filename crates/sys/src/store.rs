@@ -111,7 +111,7 @@ const PORT: &str = "port";
 const PARENT: &str = "parent";
 /// The directory of the members of a limit over several cgroups.
 const MEMBERS: &str = "members";
-/// How long a writer waits for another one.
+/// How long a writer waits for others, unless it says [otherwise](Store::patience).
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
@@ -121,6 +121,8 @@ pub struct Store {
     root: PathBuf,
     /// Replace qdiscs of others.
     force: bool,
+    /// How long others are waited for.
+    patience: Duration,
     /// Limits that will be taken off, beside which others may be put on.
     leaving: BTreeSet<String>,
     /// The cgroups that a limit of this name has when it is put on.
@@ -248,6 +250,7 @@ impl Store {
         Store {
             root: place::resolve(root.into()),
             force: false,
+            patience: LOCK_PATIENCE,
             leaving: BTreeSet::new(),
             begin_with: None,
             known: Arc::default(),
@@ -272,6 +275,11 @@ impl Store {
         self.force = force;
     }
 
+    /// How long other writers are waited for; an interactive command waits 10 s.
+    pub fn patience(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
     /// Names limits that will be taken off: another one may be put on what they are on, so that it is always
     /// limited. No more than one HTB, or program in XDP, fits on a device all the same.
     pub fn leaving(&mut self, names: BTreeSet<String>) {
@@ -283,7 +291,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::NotBpffs`], [`StoreError::WouldEnd`], [`StoreError::Open`] or [`StoreError::Io`].
     pub fn lock(&self) -> Result<StoreLock, StoreError> {
-        let deadline = Instant::now() + LOCK_PATIENCE;
+        let deadline = Instant::now() + self.patience;
         loop {
             self.ensure_bpffs()?;
             match self.create_root() {

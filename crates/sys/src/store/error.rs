@@ -86,8 +86,8 @@ pub enum StoreError {
         "limit `{0}` cannot get or lose its parent where it is: take it off and put it on again"
     )]
     OtherParent(String),
-    /// Another writer does not finish.
-    #[error("another tidegate is changing the limits in {0} and does not finish; try again later")]
+    /// Other writers, one or many, have had the store for as long as this one waits.
+    #[error("other tidegate commands are still changing the limits in {0}; try again later")]
     Busy(String),
     /// Too many limits.
     #[error("this host holds its {MAX_LIMITS} limits already; take some off first")]

@@ -19,3 +19,24 @@ fn names_are_what_the_bpf_file_system_takes() {
         assert!(check_name(bad).is_err(), "{bad}");
     }
 }
+
+#[test]
+fn root_a_writer_waits_for_others_as_long_as_it_says() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_a_writer_waits_for_others_as_long_as_it_says: needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let bpffs = crate::bpffs::PrivateBpffs::mount(dir.path()).unwrap();
+    let mut store = Store::at(bpffs.path().join("t"));
+    let held = store.clone().lock().unwrap();
+    store.patience(Duration::ZERO);
+    let busy = store.lock().unwrap_err();
+    assert!(matches!(busy, StoreError::Busy(_)), "{busy}");
+    store.patience(Duration::from_secs(60));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| store.lock().map(drop));
+        drop(held);
+        waits.join().unwrap().unwrap();
+    });
+}
