@@ -301,7 +301,7 @@ impl HostStatus {
             .iter()
             .filter(|l| l.state != State::ScopeGone || is_required(&l.name, true))
             .filter_map(|l| {
-                let alarm = alarm(&l.name, &l.scope, l.state)?;
+                let alarm = self.taken(l).or_else(|| alarm(&l.name, &l.scope, l.state))?;
                 Some(l.why.as_ref().map_or(alarm.clone(), |why| format!("{alarm} ({why})")))
             })
             .collect();
@@ -315,6 +315,21 @@ impl HostStatus {
         alarms.extend(left.map(|socket| of_daemon(socket, &self.limits)));
         alarms.extend(self.nics.iter().flat_map(of_nic));
         Warnings { alarms, waiting }
+    }
+
+    /// The alarm for a limit whose device was made anew, and has another limit by now.
+    fn taken(&self, lost: &LimitStatus) -> Option<String> {
+        let LimitStatus { name, scope, .. } = lost;
+        let is_whole = |l: &LimitStatus| {
+            l.scope == *scope && l.settings.options.as_ref().is_some_and(|o| o.matched.is_empty())
+        };
+        let has_it = |l: &&LimitStatus| l.name != *name && l.state == State::InForce && is_whole(l);
+        let is_lost = lost.state == State::Anew && scope.is_device() && is_whole(lost);
+        let other = &self.limits.iter().filter(|_| is_lost).find(has_it)?.name;
+        Some(format!(
+            "limit `{name}` is NOT ENFORCED: {scope} was removed, and another one has its name and limit \
+             `{other}`; take `{name}` off with `tidegate limit del {name}`"
+        ))
     }
 }
 

@@ -227,7 +227,8 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
                 State::ScopeGone | State::Anew | State::Detached | State::Broken => {}
             }
             // With all that is inside it.
-            let plan = plan(&present, std::slice::from_ref(&wanted), false)?;
+            let plan =
+                plan(&present, std::slice::from_ref(&wanted), false).map_err(without_file)?;
             if plan.actions.is_empty() {
                 let written = persisted(edit.as_ref(), file, "written to")?;
                 let nothing = if written.is_empty() { "; nothing changed" } else { &written };
@@ -336,14 +337,7 @@ fn set(
         let present = host.host().present()?;
         let plan = match plan(&present, &[wanted], false) {
             Err(PlanError::Family(e)) if is_of(&e, name, &patch) => return Err(flag_error_of(e)),
-            // There is no file here to apply.
-            Err(PlanError::ScopeTaken { scope, other: name, .. }) => {
-                return Err(StoreError::ScopeTaken { scope, name }.into());
-            }
-            Err(PlanError::PrefixTaken { scope, prefix, other: name, .. }) => {
-                return Err(StoreError::PrefixTaken { scope, prefix, name }.into());
-            }
-            plan => plan?,
+            plan => plan.map_err(without_file)?,
         };
         // What is inside it may have to change with it.
         match &plan.actions[..] {
@@ -441,6 +435,33 @@ fn del(store: &Path, run_dir: &Path, file: &Path, name: &str) -> Result<ExitCode
     })
 }
 
+/// Puts limits on again, all or none.
+fn put_back(host: &mut LockedHost, lost: &[Wanted]) -> Result<()> {
+    let plan = plan(&host.host().present()?, lost, false).map_err(|e| match e {
+        PlanError::ScopeTaken { name, scope, other } => anyhow!(
+            "{scope} has limit `{other}` by now; take `{name}` off with `tidegate limit del {name}`"
+        ),
+        PlanError::PrefixTaken { name, scope, prefix, other } => anyhow!(
+            "{scope} has limit `{other}` for {prefix} by now; take `{name}` off with `tidegate limit del {name}`"
+        ),
+        e => e.into(),
+    })?;
+    Ok(apply(host, &plan.actions)?)
+}
+
+/// A plan without a file that one could apply.
+fn without_file(error: PlanError) -> anyhow::Error {
+    match error {
+        PlanError::ScopeTaken { scope, other: name, .. } => {
+            StoreError::ScopeTaken { scope, name }.into()
+        }
+        PlanError::PrefixTaken { scope, prefix, other: name, .. } => {
+            StoreError::PrefixTaken { scope, prefix, name }.into()
+        }
+        e => e.into(),
+    }
+}
+
 fn restore(store: &Path, name: Option<&str>) -> Result<ExitCode> {
     name.map_or(Ok(()), store::check_name)?;
     let host = verbs::open(store)?;
@@ -452,13 +473,30 @@ fn restore(store: &Path, name: Option<&str>) -> Result<ExitCode> {
     let mut refused = Vec::new();
     let code = locked(&host, |host| {
         host.reserve_journal()?;
-        let lost;
-        (lost, refused) = host.host().lost(name)?;
+        let (mut lost, not_there) = host.host().lost(name)?;
+        refused.extend(not_there.iter().map(ToString::to_string));
         if lost.is_empty() {
             return Ok("nothing to restore; nothing changed".to_owned());
         }
-        let plan = plan(&host.host().present()?, &lost, false)?;
-        apply(host, &plan.actions)?;
+        if let Err(e) = put_back(host, &lost) {
+            if name.is_some() {
+                return Err(e);
+            }
+            // One that cannot be put back keeps no other one off.
+            let all = std::mem::take(&mut lost);
+            for limit in all {
+                if let Some(stopped) = host.stopped() {
+                    return Err(stopped.into());
+                }
+                match put_back(host, std::slice::from_ref(&limit)) {
+                    Ok(()) => lost.push(limit),
+                    Err(e) => refused.push(format!("limit `{}` is not restored: {e}", limit.name)),
+                }
+            }
+            if lost.is_empty() {
+                return Ok("nothing was restored; nothing changed".to_owned());
+            }
+        }
         let lines = lost.iter().map(|limit| {
             let what = output::describe(&limit.options, limit.parent.as_deref());
             let on = output::scope_with(&limit.scope, &limit.members);
@@ -466,6 +504,6 @@ fn restore(store: &Path, name: Option<&str>) -> Result<ExitCode> {
         });
         Ok(lines.collect::<Vec<_>>().join("\n"))
     })?;
-    refused.iter().for_each(|e| warn(&e.to_string()));
+    refused.iter().for_each(|e| warn(e));
     Ok(if refused.is_empty() { code } else { ExitCode::from(REFUSED) })
 }

@@ -94,6 +94,35 @@ fn root_a_limit_whose_cgroup_is_gone_is_cried_out_and_can_be_put_back() {
     assert_eq!(place.json(&["status", "--json"])["limits"][0]["state"], "in_force");
 }
 
+/// One that cannot be restored, as another limit has its place by now, keeps no other one off.
+#[test]
+fn root_each_limit_that_can_be_is_restored() {
+    need_root!();
+    let place = Place::new();
+    let add = |name: &str, cgroup: &str| {
+        place.ok(&["limit", "add", name, "--cgroup", cgroup, "--egress", "50mbit"]);
+    };
+    let anew = |lost: &Cgroup, name: &str| {
+        std::fs::remove_dir(lost.absolute()).unwrap();
+        place.child(name)
+    };
+    let (taken, free) = (place.child("taken"), place.child("free"));
+    add("stale", taken.path());
+    add("lost", free.path());
+    let (taken, free) = (anew(&taken, "taken"), anew(&free, "free"));
+    add("living", taken.path());
+
+    let (code, said) = place.refused(&["limit", "restore"]);
+    assert_eq!(code, 2, "{said}");
+    assert!(said.contains("`stale` is not restored") && said.contains("limit del stale"), "{said}");
+    assert!(!said.contains("file") && !said.contains("prune"), "{said}");
+    assert!(Objects::on(&free).is_whole(), "the other one is in force again");
+    assert_eq!(place.json(&["limit", "show", "living", "--json"])["state"], "in_force");
+    let (_, said) = place.refused(&["limit", "restore", "stale"]);
+    assert!(said.contains("limit del stale") && !said.contains("file"), "{said}");
+    assert_eq!(place.refused(&["limit", "restore"]).0, 2);
+}
+
 #[test]
 fn root_a_limit_whose_cgroup_was_made_anew_is_restored_with_what_is_inside_it() {
     need_root!();
