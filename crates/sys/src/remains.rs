@@ -97,8 +97,8 @@ impl OnDevice {
     /// clsact without filters goes if it `owns_clsact`. What is off already is no error.
     ///
     /// # Errors
-    /// [`NetError`] of the first thing that would not go; the rest is off, but for the ifb device if a program
-    /// stays.
+    /// [`NetError`] of the first thing that would not go; the rest is off, but for the ifb device if a
+    /// program stays.
     pub(crate) fn remove(&self, owns_clsact: bool) -> Result<(), NetError> {
         let mut netlink = Netlink::open()?;
         let mut refused = None;

@@ -442,7 +442,8 @@ fn put_back(host: &mut LockedHost, lost: &[Wanted]) -> Result<()> {
             "{scope} has limit `{other}` by now; take `{name}` off with `tidegate limit del {name}`"
         ),
         PlanError::PrefixTaken { name, scope, prefix, other } => anyhow!(
-            "{scope} has limit `{other}` for {prefix} by now; take `{name}` off with `tidegate limit del {name}`"
+            "{scope} has limit `{other}` for {prefix} by now; take `{name}` off with \
+             `tidegate limit del {name}`"
         ),
         e => e.into(),
     })?;

@@ -115,8 +115,8 @@ impl Experiment for PaceEgress {
             "`calls` are back-to-back calls of 1 MB, and of 10 KB on one flow of several; the probe passes \
              beside them. Rates without `calls` are of as many greedy flows, without a probe. Shares are of \
              the limit, on the wire, whole frames counted, from half a second after the first data on; `max` \
-             is over any such time, start included. `CPU seconds per gbit` counts the CPU time of both ends and \
-             of the network's softirqs outside of them, by what was on the wire.",
+             is over any such time, start included. `CPU seconds per gbit` counts the CPU time of both ends \
+             and of the network's softirqs outside of them, by what was on the wire.",
         );
         let mut over_time = Vec::new();
         for cell in self.plan(ctx.quick) {

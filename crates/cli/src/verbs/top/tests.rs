@@ -249,6 +249,7 @@ fn limits_that_are_not_on_are_below_the_others() {
         state,
         reason: reason.map(str::to_owned),
         stays: false,
+        guest: false,
         required: false,
         schedule: (state == LimitState::InForce).then(|| "mon 08:00-18:00".to_owned()),
         next_change: next.map(str::to_owned),

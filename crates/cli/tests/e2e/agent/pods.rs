@@ -567,6 +567,20 @@ fn root_agent_takes_off_the_limit_of_the_last_pod_of_another_limit() {
 }
 
 #[test]
+fn root_limit_by_hand_says_who_knows_containers() {
+    need_root!();
+    let place = Place::new();
+    for name in ["web", "web-*"] {
+        let args = ["limit", "add", "c", "--container", name, "--egress", "10mbit"];
+        let (code, message) = place.refused(&args);
+        let says =
+            "only `tidegate agent` knows which containers are here; with --persist the agent";
+        assert!(code == 1 && message.contains(says), "{code} {message}");
+    }
+    assert!(!place.store().exists());
+}
+
+#[test]
 fn root_plan_by_hand_says_who_knows_pods() {
     need_root!();
     let place = Place::new();

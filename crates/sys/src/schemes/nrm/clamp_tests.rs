@@ -1,5 +1,5 @@
-//! The congestion window of a connection in a limit of scheme `pace` follows the limit and the path. The path is
-//! two TUN devices with a relay between them, which delays what passes.
+//! The congestion window of a connection in a limit of scheme `pace` follows the limit and the path. The path is two
+//! TUN devices with a relay between them, which delays what passes.
 
 use std::{
     collections::VecDeque,
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Packets that the relay keeps in a direction.
 const RELAYED_MAX: usize = 4096;
 
-/// The process in the limit, not a test of its own: it sends, and says its window, in segments, for each line.
+/// The process in the limit, not a test of its own: it sends, and for each line says its window in segments.
 #[test]
 fn sends() {
     let Ok(role) = env::var(ROLE) else { return };
