@@ -1,5 +1,5 @@
-//! The congestion window of a connection in a limit of scheme `pace` follows the limit and the path. The path is two
-//! TUN devices with a relay between them, which delays what passes.
+//! The congestion window of a connection in a limit of scheme `pace` follows the limit and the path. The path
+//! is two TUN devices with a relay between them, which delays what passes.
 
 use std::{
     collections::VecDeque,
