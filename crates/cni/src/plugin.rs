@@ -234,7 +234,7 @@ fn network_prefix(network: &str) -> String {
     format!("cni-{:08x}-", hash(&[network]) >> 32)
 }
 
-/// Whether a name is one that [`limit_name`] gives: such a limit is its runtime's to take off.
+/// Whether a name is one that the plugin gives: such a limit is its runtime's to take off.
 #[must_use]
 pub fn is_limit(name: &str) -> bool {
     let hex = |text: &str, len| text.len() == len && text.bytes().all(|b| b.is_ascii_hexdigit());

@@ -92,7 +92,9 @@ impl Store {
     ) -> Result<(), StoreError> {
         let refused = || limit_error(name);
         let mut there = remains::on_device(target.ifindex).map_err(|e| refused()(e.into()))?;
-        if there.is_empty() {
+        // Links go with their store.
+        let outlives = |hooked: &Hooked| !hooked.is_link();
+        if there.qdisc.is_none() && there.ifb.is_none() && !there.hooked.iter().any(outlives) {
             return Ok(());
         }
         let own = programs_in(&self.root);

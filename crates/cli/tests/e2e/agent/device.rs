@@ -11,7 +11,7 @@ use tidegate_sys::net::{NetNs, VethPair};
 
 use super::{Bed, limit};
 use crate::{
-    common::{Place, text},
+    common::{Place, text, wait_for},
     edt::into,
     need_root,
 };
@@ -51,11 +51,14 @@ impl Bed<'_> {
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// The devices that have a qdisc of Tidegate at their root.
-    fn limited(&self) -> Vec<String> {
-        let qdiscs = text(&into(self.netns(), "tc").args(["qdisc", "show"]).output().unwrap());
-        let ours = qdiscs.lines().filter(|line| line.contains(" 7467: "));
-        ours.filter_map(|line| Some(line.split(' ').nth(4)?.to_owned())).collect()
+    /// Waits until this device alone has a qdisc of Tidegate at its root.
+    fn wait_limited(&self, name: &str) {
+        wait_for("the limit on one device", || {
+            let qdiscs = text(&into(self.netns(), "tc").args(["qdisc", "show"]).output().unwrap());
+            let mut ours = qdiscs.lines().filter(|line| line.contains(" 7467: "));
+            let found = ours.next()?.split(' ').nth(4)?;
+            (found == name && ours.next().is_none()).then_some(())
+        });
     }
 
     /// The count of limits in force, as systemd and people read it.
@@ -101,14 +104,14 @@ fn root_agent_follows_a_device_that_is_removed_and_made_again() {
         bed.make_device("other");
         bed.rename_device("other", "eth77");
         bed.wait_said("uplink", "in_force");
-        assert_eq!(bed.limited(), ["eth77"]);
+        bed.wait_limited("eth77");
         bed.rename_device("eth77", "other");
         bed.wait_said("uplink", "waiting");
         // It stays where it is until it can move.
-        assert_eq!(bed.limited(), ["other"]);
+        bed.wait_limited("other");
         bed.make_device("eth77");
         bed.wait_said("uplink", "in_force");
-        assert_eq!(bed.limited(), ["eth77"]);
+        bed.wait_limited("eth77");
         bed.remove_device("eth77");
         bed.remove_device("other");
         began.elapsed() < CHECK
