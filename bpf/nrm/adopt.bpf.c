@@ -97,6 +97,10 @@ static __always_inline void take_over(struct sock *sk, struct tg_socket *ours, _
 		ours->pacing_byte_s = current;
 		theirs->pacing_byte_s = 0;
 	}
+	if (theirs->window_segments) {
+		ours->window_segments = theirs->window_segments;
+		theirs->window_segments = 0;
+	}
 }
 
 /* The timers of a listener are those of the sockets that it accepts. */

@@ -109,8 +109,9 @@ VF_ONCE __u32 rw_window(struct rw_flow *flow, const struct rw_path *path, __u64 
 	least = fs_lesser(RW_LEAST_SEGMENTS * (__u64)path->mss, most);
 	elapsed = now_ns > flow->last_ns ? now_ns - flow->last_ns : 0;
 	received = path->rcv_nxt - flow->rcv_nxt;
-	/* Times up to that of the largest debt count. */
-	paid = RW_DEBT_MAX_S * rw_bytes(flow->byte_s, elapsed / RW_DEBT_MAX_S);
+	/* Times up to that of the largest debt count; short ones without a rounded quotient. */
+	paid = elapsed > RW_MAX_NS ? RW_DEBT_MAX_S * rw_bytes(flow->byte_s, elapsed / RW_DEBT_MAX_S)
+				   : rw_bytes(flow->byte_s, elapsed);
 	debt = flow->debt_bytes;
 	debt = debt > paid ? debt - paid : 0;
 	if (flow->last_ns) {

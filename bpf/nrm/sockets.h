@@ -45,8 +45,8 @@
 #define TG_LONG_MSS_BYTES    16384
 #define TG_INITIAL_WINDOW    10
 #define TG_WINDOW_MAX	     0xffff
-/* The receiver may keep an ACK back for so long (Linux: TCP_DELACK_MIN). */
-#define TG_DELAYED_ACK_US 40000
+/* The receiver may keep an ACK back for so long (Linux: TCP_DELACK_MIN and a tick). */
+#define TG_DELAYED_ACK_US 50000
 /* The kernel's default. */
 #define TG_DEFAULT_TIMER_US 200000
 #define TG_NO_WINDOW	    0x7fffffff

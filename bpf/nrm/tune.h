@@ -36,12 +36,15 @@ static __always_inline int is_close(__u32 is, __u32 wanted, __u32 tolerance)
 
 /*
  * Whether the path is short by its least round trip: delayed ACKs make the smoothed one long. When
- * the path becomes long, the least one stays for minutes (tcp_min_rtt_wlen), so both count.
+ * the path becomes long, the least one stays for minutes (tcp_min_rtt_wlen), so both count. One
+ * that was long is short again at half of the threshold.
  */
-static __always_inline int on_short_path(const struct bpf_sock_ops *ops)
+static __always_inline int on_short_path(const struct bpf_sock_ops *ops, int was_short)
 {
+	__u64 most_us = TG_SHORT_PATH_US + TG_DELAYED_ACK_US;
+
 	return ops->rtt_min <= TG_SHORT_PATH_US &&
-	       ops->srtt_us >> 3 <= TG_SHORT_PATH_US + TG_DELAYED_ACK_US;
+	       ops->srtt_us >> 3 <= (was_short ? most_us : most_us / 2);
 }
 
 /*
@@ -60,7 +63,7 @@ static __always_inline void set_window(struct bpf_sock_ops *ops, struct tg_socke
 		window = tg_window(byte_s, srtt_us, ops->mss_cache);
 		if (newcomer && window < TG_INITIAL_WINDOW)
 			bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_IW, &window, sizeof(window));
-		if (on_short_path(ops))
+		if (on_short_path(ops, set))
 			wanted =
 			    tg_window(byte_s, fs_min(srtt_us, TG_SHORT_PATH_US), ops->mss_cache);
 	}

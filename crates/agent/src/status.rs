@@ -113,7 +113,7 @@ impl AgentStatus {
                 {
                     limit.state = LimitState::InForce;
                     let reason = limit.reason.get_or_insert_default();
-                    reason.push_str("; it stays as it was until then");
+                    reason.push_str("; the limit on the host stays meanwhile");
                 }
                 _ => {}
             }
@@ -504,7 +504,7 @@ mod tests {
         agent.compare(&host, &[]);
         let said: Vec<_> = agent.report.limits.iter().map(LimitReport::words).collect();
         let waits = "waiting: the API server is away";
-        let in_force = "in force: the API server is away; it stays as it was until then";
+        let in_force = "in force: the API server is away; the limit on the host stays meanwhile";
         assert_eq!(said, [in_force, waits, waits, waits]);
     }
 

@@ -446,7 +446,7 @@ pub struct CheckArgs {
 pub struct PlanArgs {
     /// The spec file; `-` reads standard input
     pub file: PathBuf,
-    /// Take off limits that are not in the file, but those of `tidegate-cni`
+    /// Take off limits that are not in the file, except those of `tidegate-cni`
     #[arg(long)]
     pub prune: bool,
     #[command(flatten)]

@@ -294,7 +294,9 @@ mod tests {
     #[test]
     fn root_an_interface_with_the_same_numbers_is_not_taken_for_the_other_end() {
         if !rustix::process::geteuid().is_root() {
-            return println!("SKIP root_an_interface_with_the_same_numbers: needs root");
+            return println!(
+                "SKIP root_an_interface_with_the_same_numbers_is_not_taken_for_the_other_end: needs root"
+            );
         }
         let name = |end| format!("tidegate-same-{end}-{}", std::process::id());
         let [host, own, elsewhere, others] =

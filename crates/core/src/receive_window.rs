@@ -99,8 +99,8 @@ impl ReceiveWindow {
         let most = path.most() as i64;
         let least = (LEAST_SEGMENTS * u64::from(path.mss)).min(path.most()) as i64;
         let elapsed = Nanos(now.0.saturating_sub(self.last.0));
-        // Times up to that of the largest debt count.
-        let parts = DEBT_MAX.0 / MAX_TIME.0;
+        // Times up to that of the largest debt count; short ones without a rounded quotient.
+        let parts = if elapsed > MAX_TIME { DEBT_MAX.0 / MAX_TIME.0 } else { 1 };
         let paid = parts * bytes(self.byte_s, Nanos(elapsed.0 / parts));
         let mut debt = u64::from(self.debt_bytes).saturating_sub(paid);
         if self.last.0 == 0 {

@@ -367,11 +367,12 @@ fn passed(passing: &[Passing], limits: &[Applied]) -> Option<Applied> {
 
 /// The names of the limits on ports that lead into one of these network namespaces.
 fn ports_of(live: &[Live], namespaces: &BTreeSet<u64>) -> BTreeSet<String> {
-    let mut by_place: BTreeMap<u64, BTreeMap<u32, &str>> = BTreeMap::new();
+    let mut by_place: BTreeMap<u64, BTreeMap<u32, Vec<&str>>> = BTreeMap::new();
     for limit in live.iter().filter(|limit| matches!(limit.status.scope, Scope::Port(_))) {
         let place = limit.place_ids.first().filter(|_| !limit.status.state.is_gone());
         let Some(place) = place else { continue };
-        by_place.entry(*place).or_default().insert(limit.ifindex, &limit.status.name);
+        let devices = by_place.entry(*place).or_default();
+        devices.entry(limit.ifindex).or_default().push(&limit.status.name);
     }
     let mut found = BTreeSet::new();
     for (place, devices) in by_place {
@@ -381,9 +382,8 @@ fn ports_of(live: &[Live], namespaces: &BTreeSet<u64>) -> BTreeSet<String> {
         let indices = devices.keys().copied().collect();
         for netns in namespaces.iter().filter_map(|inode| NetNs::find(*inode)) {
             let there = netlink.leading_into(&indices, &netns).unwrap_or_default();
-            found.extend(
-                there.iter().filter_map(|index| devices.get(index)).map(|name| (*name).to_owned()),
-            );
+            let names = there.iter().filter_map(|index| devices.get(index)).flatten();
+            found.extend(names.map(|name| (*name).to_owned()));
         }
     }
     found

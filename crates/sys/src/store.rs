@@ -397,7 +397,7 @@ impl Store {
             own: scheme.open(&pinned).map_err(limit_error(name))?,
         };
         let parent = name_in(&dir, PARENT);
-        let Whereabouts { scope, installed_on, is_anew, mut unhooked, members } =
+        let Whereabouts { mut scope, installed_on, is_anew, mut unhooked, members } =
             Whereabouts::of(hierarchy, &dir, &limit);
         if limit.is_matched() {
             let here = scope.is_some();
@@ -408,6 +408,10 @@ impl Store {
             unhooked.extend(maps.own.missing());
             unhooked.sort_unstable();
             unhooked.dedup();
+        }
+        // Not a renamed device, but another one that has got its index.
+        if limit.ifindex != 0 && scope != installed_on && !unhooked.is_empty() {
+            (scope, unhooked) = (None, Vec::new());
         }
         if let (Some(theirs), Some(parent)) = (maps.own.parent(), &parent)
             && !self.is_same_map(theirs, parent)

@@ -483,15 +483,25 @@ fn restore(store: &Path, name: Option<&str>) -> Result<ExitCode> {
             if name.is_some() {
                 return Err(e);
             }
-            // One that cannot be put back keeps no other one off.
-            let all = std::mem::take(&mut lost);
-            for limit in all {
-                if let Some(stopped) = host.stopped() {
-                    return Err(stopped.into());
+            // One that cannot be put back keeps no other one off. One inside another may have to wait for that.
+            let mut left = std::mem::take(&mut lost);
+            while !left.is_empty() {
+                let (before, mut errors) = (lost.len(), Vec::new());
+                for limit in std::mem::take(&mut left) {
+                    if let Some(stopped) = host.stopped() {
+                        return Err(stopped.into());
+                    }
+                    match put_back(host, std::slice::from_ref(&limit)) {
+                        Ok(()) => lost.push(limit),
+                        Err(e) => {
+                            errors.push(format!("limit `{}` is not restored: {e}", limit.name));
+                            left.push(limit);
+                        }
+                    }
                 }
-                match put_back(host, std::slice::from_ref(&limit)) {
-                    Ok(()) => lost.push(limit),
-                    Err(e) => refused.push(format!("limit `{}` is not restored: {e}", limit.name)),
+                if lost.len() == before {
+                    refused.extend(errors);
+                    break;
                 }
             }
             if lost.is_empty() {

@@ -283,8 +283,8 @@ pub fn seen(store: &Path, run_dir: &Path, socket: &Path) -> Option<Limits> {
     let Warnings { mut alarms, waiting } = status.warnings();
     alarms.extend(host.store().orphans().into_iter().map(|device| {
         format!(
-            "{device} is left of a limit that is lost, and may still limit; a new limit there replaces it, \
-             and `tidegate detach` removes it with all limits"
+            "a lost limit has left what may still limit: {device}; a new limit there replaces it, and \
+             `tidegate detach` removes it with all limits"
         )
     }));
     Some(Limits { installed: status.limits.len(), alarms, waiting })

@@ -135,8 +135,8 @@ fn root_waiting_explain_names_the_limit_of_the_port() {
                     json(&place, &bed, &format!("explain --sample 200ms --json {subject}"));
                 let places = explained["places"].as_array().unwrap();
                 let mut said = places.iter().map(|place| place["sentence"].as_str().unwrap());
-                assert!(said.clone().all(|said| !said.contains("not limited")), "{explained}");
-                said.any(|said| said.contains("limit `guest`")).then_some(())
+                let is_wrong = said.clone().any(|said| said.contains("not limited"));
+                (!is_wrong && said.any(|said| said.contains("limit `guest`"))).then_some(())
             });
         }
         let text = ok(&place, &bed, &format!("explain --sample 10ms {pid}"));

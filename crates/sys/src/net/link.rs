@@ -180,6 +180,8 @@ impl Netlink {
         devices: &BTreeSet<u32>,
         netns: &NetNs,
     ) -> Result<BTreeSet<u32>, NetError> {
+        // The kernel gives a namespace its number when it lists a device that leads there.
+        self.devices()?;
         let mut query = NsidMessage::default();
         query.attributes.push(NsidAttribute::Fd(netns.fd().as_raw_fd().cast_unsigned()));
         let action = "find the number of a network namespace";

@@ -102,14 +102,18 @@ impl Store {
         let is_own_root = |limit: &intf::Limit| {
             (limit.ifindex, limit.cgroup_id) == (target.ifindex, target.namespace)
         };
+        let has_root = |there: &OnDevice| there.qdisc.is_some() || there.ifb.is_some();
         if there.hooked.iter().any(|hooked| is_own(hooked) && hooked.comes_with_qdisc())
-            || self.roots().iter().any(is_own_root)
+            || has_root(&there) && self.roots().iter().any(is_own_root)
         {
             (there.qdisc, there.ifb) = (None, None);
         }
         there.hooked.retain(|hooked| !is_own(hooked));
+        if there.is_empty() {
+            return Ok(());
+        }
         let is_left = !is_held(&there, &known_programs()) && !shares_network();
-        if !is_left && has_qdisc && (there.qdisc.is_some() || there.ifb.is_some()) {
+        if !is_left && has_qdisc && has_root(&there) {
             if !self.force {
                 return Err(StoreError::OtherStore { scope: target.scope.clone() });
             }

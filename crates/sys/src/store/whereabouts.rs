@@ -86,16 +86,12 @@ fn of_device(dir: &Path, limit: &intf::Limit) -> Whereabouts {
         let is_here = device::is_in_this_namespace(limit);
         is_here.then(|| device::name_of(limit.ifindex)).flatten().map(kind)
     };
-    let mut scope = remembered.or_else(renamed);
-    let mut unhooked = match scope {
+    let is_here = |scope| device::Target::find(scope).is_ok_and(|t| t.namespace == limit.cgroup_id);
+    let is_anew = remembered.is_none() && installed_on.as_ref().is_some_and(is_here);
+    let scope = remembered.or_else(renamed);
+    let unhooked = match scope {
         Some(_) => device::unhooked(dir, limit, schemes::of(limit.scheme()).links(limit)),
         None => Vec::new(),
     };
-    // Another device may have its index.
-    if scope != installed_on && !unhooked.is_empty() {
-        (scope, unhooked) = (None, Vec::new());
-    }
-    let is_here = |scope| device::Target::find(scope).is_ok_and(|t| t.namespace == limit.cgroup_id);
-    let is_anew = scope.is_none() && installed_on.as_ref().is_some_and(is_here);
     Whereabouts { scope, installed_on, is_anew, unhooked, members: Vec::new() }
 }
