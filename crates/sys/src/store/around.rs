@@ -131,9 +131,13 @@ impl Store {
         if programs.is_empty() {
             return false;
         }
-        let (own, known) = (programs_in(&self.root), known_programs());
-        let is_theirs = |id: &u32| known.contains(id) && !own.contains(id);
-        programs.iter().any(|hooked| is_theirs(&hooked.program))
+        let own = programs_in(&self.root);
+        programs.retain(|hooked| !own.contains(&hooked.program));
+        if programs.is_empty() {
+            return false;
+        }
+        let known = known_programs();
+        programs.iter().any(|hooked| known.contains(&hooked.program))
     }
 }
 
