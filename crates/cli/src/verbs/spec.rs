@@ -7,7 +7,7 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use jiff::{
     Zoned,
     civil::DateTime,
@@ -208,6 +208,10 @@ fn planned(
     let present = absent::set_aside(present, &wanted, waiting, prune);
     let mut plan = plan::plan_pruning(&present, &wanted, prune).map_err(|e| match e {
         PlanError::Family(e) => spec.locate(e).map_or_else(anyhow::Error::from, Into::into),
+        PlanError::ScopeTaken { name, scope, other } if is_limit(&other) => anyhow!(
+            "limit `{name}`: {scope} already has limit `{other}`, which `tidegate-cni` takes off with its \
+             container"
+        ),
         e => e.into(),
     })?;
     rates::begin_alone(spec, &mut plan);
