@@ -50,9 +50,11 @@ pub struct SchemeInfo {
     pub devices: &'static [Direction],
     /// The same on a port.
     pub ports: &'static [Direction],
-    /// It sets something on TCP sockets.
+    /// It takes TCP sockets in, sets something on them and gives them back. Only such a limit can be the
+    /// parent of limits on cgroups.
     pub sets_sockets: bool,
-    /// Its packets wait in a qdisc at the root of the device.
+    /// It puts a qdisc of ours at the root of the device. The store allows one such limit a device, writes it
+    /// to the journal and removes it.
     pub has_qdisc: bool,
     /// The trees in which its limits may be the parents and children of others.
     pub trees: Trees,
@@ -60,9 +62,10 @@ pub struct SchemeInfo {
     pub queues: [QueueKind; 2],
     /// The settings that a limit of this scheme has, by their names in a spec file. Others are refused.
     pub fields: &'static [&'static str],
-    /// The kernel's qdisc in which its packets wait.
+    /// The kind of qdisc that the kernel must have.
     pub qdisc: Option<&'static str>,
-    /// Its eBPF programs on cgroups. By the first, for what a cgroup sends, a limit is found.
+    /// Its eBPF programs on cgroups, with names of 15 letters at most: the kernel cuts longer ones. By the
+    /// first, for what a cgroup sends, a limit is found.
     pub cgroup_programs: &'static [&'static str],
     /// Its eBPF programs on devices, by which what is left there is known as ours.
     pub device_programs: &'static [&'static str],
@@ -86,7 +89,8 @@ const EGRESS: &[Direction] = &[Direction::Egress];
 const INGRESS: &[Direction] = &[Direction::Ingress];
 const BOTH: &[Direction] = &Direction::BOTH;
 
-/// Every scheme of this version, in the order of [`Scheme`].
+/// Every scheme of this version, in the order of [`Scheme`]. Limits that are in force hold the number of a
+/// row, so a new one goes to the end, and none is moved or removed.
 pub static SCHEMES: [SchemeInfo; 9] = [
     SchemeInfo {
         scheme: Scheme::Pace,
@@ -397,6 +401,19 @@ mod tests {
         for (at, info) in SCHEMES.iter().enumerate() {
             assert_eq!(info.scheme as usize, at);
             assert_eq!(info.name.parse(), Ok(info.scheme));
+        }
+        // Limits of earlier versions hold these numbers.
+        let names: Vec<_> = SCHEMES.iter().map(|info| info.name).collect();
+        let earlier = ["pace", "nrm", "edt", "police", "htb", "dem", "spring", "carousel", "tbf"];
+        assert!(names.starts_with(&earlier), "{names:?}");
+    }
+
+    #[test]
+    fn the_kernel_cuts_no_name_of_a_program() {
+        for info in &SCHEMES {
+            for name in [info.cgroup_programs, info.device_programs, info.qdisc_programs].concat() {
+                assert!(name.len() <= 15, "{name}");
+            }
         }
     }
 

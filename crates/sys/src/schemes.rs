@@ -1,8 +1,9 @@
 //! The schemes. Each has a module here, its eBPF programs in a folder of `bpf/`, and a row of [`SCHEMES`] in
 //! `tidegate-core`, which holds all that needs no kernel.
 //!
-//! The store and `run` know a scheme only by the trait `Scheme`, and what a limit has in the kernel beside
-//! its settings and counters by the trait `Handle`. So a new scheme is a module, a line of `of` and a row.
+//! The store and `run` ask a scheme by the trait `Scheme`, and what a limit has in the kernel beside its
+//! settings and counters by the trait `Handle`. So a new scheme is a module, two lines here and a row. By
+//! name the store knows the tree of `htb`, the pools of `police`, and the qdiscs that it removes.
 //!
 //! [`SCHEMES`]: tidegate_core::scheme::SCHEMES
 
@@ -108,13 +109,17 @@ pub(crate) enum Programs {
     Needed,
 }
 
-/// What a scheme does in the kernel.
+/// What a scheme does in the kernel. The store takes a limit off: it detaches the links and removes the pins,
+/// the qdisc at the root of the device and the ifb device. A scheme that leaves more than that adds it to
+/// `store/recover.rs`.
 pub(crate) trait Scheme: Sync {
-    /// The names of the links of a limit.
+    /// The names of the links of a limit, of those that the store detaches: `LINKS` and `XDP_PIN`. On a
+    /// device the direction of the workload names them.
     fn links(&self, limit: &intf::Limit) -> &'static [&'static str];
 
-    /// Loads the programs of a limit for cgroups: the one of this id, or any with 0. One with a class gets
-    /// its part of `parent`.
+    /// Makes the maps of a limit for cgroups, writes settings and exempt prefixes, loads the programs, and
+    /// attaches nothing. It is for the cgroup of this id, or for any with 0. Inside another limit it gets its
+    /// part of `parent`.
     ///
     /// # Errors
     /// [`LimitError`].
@@ -128,8 +133,9 @@ pub(crate) trait Scheme: Sync {
         Err(ConfigError::Scheme(options.scheme).into())
     }
 
-    /// Loads the programs of a limit and attaches them to a device. A qdisc that somebody has put there is
-    /// only replaced with `force`.
+    /// Loads the programs of a limit, writes the settings, and attaches the programs to a device, in whose
+    /// network namespace it runs. A qdisc that somebody has put there is only replaced with `force`.
+    /// Directions are those of the workload: on a port, what leaves the device is its ingress.
     ///
     /// # Errors
     /// [`LimitError`]; nothing is attached.
@@ -143,26 +149,28 @@ pub(crate) trait Scheme: Sync {
         Err(ConfigError::Scheme(options.scheme).into())
     }
 
-    /// Loads the programs of a limit that is pinned in `dir` once more, with the maps that it has.
+    /// Loads the programs of a limit that is pinned in `dir` once more, with the maps that it has, when
+    /// another build has loaded them. A link without a successor keeps the program of that build. Who was
+    /// killed begins again.
     ///
     /// # Errors
     /// [`LimitError`]; nothing is attached.
     fn reload(
         &self,
-        _dir: &Path,
-        _limit: &intf::Limit,
-        _maps: &LimitMaps,
-    ) -> Result<Vec<Successor>, LimitError> {
-        Ok(Vec::new())
-    }
+        dir: &Path,
+        limit: &intf::Limit,
+        maps: &LimitMaps,
+    ) -> Result<Vec<Successor>, LimitError>;
 
-    /// Opens what a limit that is pinned has beside its settings and counters.
+    /// Opens what a limit that is pinned has beside its settings and counters: all of [`Handle::maps`], by
+    /// its name.
     ///
     /// # Errors
     /// [`LimitError`].
     fn open(&self, pinned: &Pinned<'_>) -> Result<Box<dyn Handle>, LimitError>;
 
-    /// The same by the maps of its egress program on a cgroup, for reading; `None` for a scheme without one.
+    /// The same of a limit that nobody has pinned, for reading. It takes its own maps out of those of the
+    /// egress program on a cgroup. `None`: such a limit is not seen.
     fn of_program(&self, maps: &mut MapsByName) -> Option<Box<dyn Handle>>;
 
     /// How its limits are pinned.
@@ -170,7 +178,8 @@ pub(crate) trait Scheme: Sync {
         Pinning::Own
     }
 
-    /// Whether its programs end a rate that is lent, by themselves, when its time is over.
+    /// Whether its programs end a rate that is lent, by themselves, when its time is over. Not so where a
+    /// qdisc keeps the rate.
     fn ends_leases(&self) -> bool {
         true
     }
@@ -234,6 +243,15 @@ struct InUserSpace;
 impl Scheme for InUserSpace {
     fn links(&self, _limit: &intf::Limit) -> &'static [&'static str] {
         &[]
+    }
+
+    fn reload(
+        &self,
+        _dir: &Path,
+        _limit: &intf::Limit,
+        _maps: &LimitMaps,
+    ) -> Result<Vec<Successor>, LimitError> {
+        Ok(Vec::new())
     }
 
     fn open(&self, pinned: &Pinned<'_>) -> Result<Box<dyn Handle>, LimitError> {

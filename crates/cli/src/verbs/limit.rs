@@ -483,7 +483,8 @@ fn restore(store: &Path, name: Option<&str>) -> Result<ExitCode> {
             if name.is_some() {
                 return Err(e);
             }
-            // One that cannot be put back keeps no other one off. One inside another may have to wait for that.
+            // One that cannot be put back keeps no other one off. One inside another may have to wait for
+            // that.
             let mut left = std::mem::take(&mut lost);
             while !left.is_empty() {
                 let (before, mut errors) = (lost.len(), Vec::new());

@@ -300,7 +300,7 @@ fn without_store(snapshot: &Snapshot) -> Snapshot {
 }
 
 /// A scheme, and the flags that put it on, change it, and put it on anew.
-const SCHEMES: [(&str, &str, &str, &str); 14] = [
+const SCHEMES: [(&str, &str, &str, &str); 15] = [
     ("nrm", "--cgroup {x} --scheme nrm", "--egress 9mbit", "exempt = [\"10.1.0.0/16\"]"),
     ("pace", "--cgroup {x} --scheme pace", "--egress 9mbit", "exempt = [\"10.1.0.0/16\"]"),
     ("police", "--cgroup {x} --scheme police", "--egress 9mbit", "exempt = [\"10.1.0.0/16\"]"),
@@ -315,6 +315,7 @@ const SCHEMES: [(&str, &str, &str, &str); 14] = [
     ("htb", "--dev eth0 --scheme htb", "--egress 9mbit", "scheme = \"spring\""),
     ("dem", "--dev eth0 --scheme dem", "--egress 9mbit", "scheme = \"htb\""),
     ("spring", "--dev eth0 --scheme spring", "--egress 9mbit", "scheme = \"police\""),
+    ("tbf", "--dev eth0 --scheme tbf", "--egress 9mbit", "scheme = \"htb\""),
     ("police-port", "--port tap0 --scheme police", "--egress 9mbit", "exempt = [\"10.1.0.0/16\"]"),
     (
         "match-port",
@@ -326,7 +327,7 @@ const SCHEMES: [(&str, &str, &str, &str); 14] = [
     ("dem-port", "--port tap0 --scheme dem", "--ingress 9mbit", "scheme = \"spring\""),
     ("spring-port", "--port tap0 --scheme spring", "--ingress 9mbit", "scheme = \"htb\""),
 ];
-/// The same of `edt`, which holds what leaves alone.
+/// The same of `edt`. It and `tbf` hold what leaves alone.
 const EDT: [(&str, &str, &str, &str); 3] = [
     ("edt", "--cgroup {x} --scheme edt", "--egress 9mbit", "exempt = [\"10.1.0.0/16\"]"),
     ("edt-dev", "--dev eth0 --scheme edt", "--egress 9mbit", "exempt = [\"10.1.0.0/16\"]"),
@@ -338,7 +339,7 @@ fn cases_of(schemes: &[(&str, &str, &str, &str)]) -> Vec<Case> {
     let mut cases = Vec::new();
     let other = "limit add z --cgroup {y} --scheme police --egress 5mbit";
     for (scheme, flags, set, anew) in schemes {
-        let rates = match scheme.starts_with("edt") {
+        let rates = match scheme.starts_with("edt") || *scheme == "tbf" {
             true => "--egress 20mbit",
             false => "--egress 20mbit --ingress 20mbit",
         };

@@ -21,7 +21,9 @@ use crate::{
 
 /// The scheme's part of a limit in the kernel, beside settings and counters.
 pub(crate) trait Handle: Any + fmt::Debug + Send + Sync {
-    /// Queue and counters of a direction, by the maps of the limit.
+    /// Queue and counters of a direction, by the maps of the limit. It is called without the store's lock,
+    /// from any network namespace. A direction without a limit, or without its device, has nothing. Counters
+    /// only grow; bytes are those on the wire.
     ///
     /// # Errors
     /// [`LimitError`].
@@ -32,12 +34,14 @@ pub(crate) trait Handle: Any + fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// The parts that it should have and that are not there, by name.
+    /// The parts that it should have and that are not there, by name: the limit is detached then. Asked only
+    /// while its cgroup or device is there.
     fn missing(&self) -> Vec<&'static str> {
         Vec::new()
     }
 
-    /// Puts other settings in force. What waits stays.
+    /// Puts other settings, which are in the map already, in force. What waits stays. It enters the network
+    /// namespace of the device itself. After a kill it is called again with the same settings.
     ///
     /// # Errors
     /// [`LimitError`]; the earlier settings are in force.

@@ -507,7 +507,8 @@ fn root_agent_holds_replicas_together_while_the_api_server_is_away() {
     signal(agent.0.id(), Signal::TERM);
     assert_eq!(agent.exit_code(), 0);
     let _agent = bed.start();
-    let stays = "the API server has not listed the pods of this node yet; the limit on the host stays meanwhile";
+    let stays = "the API server has not listed the pods of this node yet; the limit on the host stays \
+                 meanwhile";
     let says = |reason: &str| {
         let is = ("in_force".to_owned(), reason.to_owned());
         wait_for("another reason", || (bed.said("api") == is).then_some(()));

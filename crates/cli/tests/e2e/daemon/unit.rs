@@ -8,6 +8,7 @@ use rustix::{
     thread::UnshareFlags,
 };
 use seccompiler::{BpfProgram, TargetArch, apply_filter, compile_from_json};
+use tidegate_core::Scheme;
 
 use super::*;
 
@@ -114,13 +115,17 @@ fn effective(pid: u32) -> u64 {
 const NET_ADMIN: u64 = 1 << 12;
 const BPF: u64 = 1 << 39;
 
+fn has_qdisc(scheme: &str) -> bool {
+    scheme.parse::<Scheme>().unwrap().info().has_qdisc
+}
+
 #[test]
 fn root_a_daemon_within_its_unit_sets_the_rates_of_every_scheme() {
     need_root!();
-    for scheme in ["pace", "nrm", "police", "police on a device", "spring", "dem", "htb"] {
+    for scheme in ["pace", "nrm", "police", "police on a device", "spring", "dem", "htb", "tbf"] {
         let (name, on_device) = match scheme.split_once(' ') {
             Some((name, _)) => (name, true),
-            None => (scheme, matches!(scheme, "spring" | "dem" | "htb")),
+            None => (scheme, has_qdisc(scheme)),
         };
         let netns = on_device.then(|| {
             let name = format!("tidegate-unit-{}-{}", std::process::id(), scheme.len());
@@ -142,8 +147,7 @@ fn root_a_daemon_within_its_unit_sets_the_rates_of_every_scheme() {
         host.apply();
         let daemon = start(&host);
         wait_for_its_part(&host, &daemon);
-        let sets_qdiscs = matches!(scheme, "spring" | "dem" | "htb");
-        let expected = BPF | if sets_qdiscs { NET_ADMIN } else { 0 };
+        let expected = BPF | if has_qdisc(name) { NET_ADMIN } else { 0 };
         assert_eq!(effective(daemon.process.0.id()), expected, "{scheme}");
         // Some more intervals: nothing that it does again and again is refused.
         let epoch = || host.status()["fleet"]["up_ns"].as_u64().unwrap();
