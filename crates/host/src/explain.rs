@@ -238,7 +238,7 @@ pub enum ExplainError {
 /// Which sockets were asked about.
 enum Wanted {
     All,
-    /// Those of a process, which is in this network namespace.
+    /// The sockets of a process, which is in this network namespace.
     Inodes(BTreeSet<u64>, Option<u64>),
     Flow(Flow),
 }

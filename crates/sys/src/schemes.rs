@@ -109,7 +109,7 @@ pub(crate) enum Programs {
     Needed,
 }
 
-/// What a scheme does in the kernel. The store takes a limit off: it detaches the links and removes the pins,
+/// A scheme in the kernel. The store takes a limit off: it detaches the links and removes the pins,
 /// the qdisc at the root of the device and the ifb device. A scheme that leaves more than that adds it to
 /// `store/recover.rs`.
 pub(crate) trait Scheme: Sync {

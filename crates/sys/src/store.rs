@@ -506,7 +506,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let target = Some(scope).filter(|s| s.is_device()).and_then(|s| Target::find(s).ok());
         let has_qdisc = options.scheme.info().has_qdisc && parent.is_none();
-        target.iter().try_for_each(|target| self.make_room(name, target, has_qdisc))?;
+        target.iter().try_for_each(|target| self.clear_device(name, target, has_qdisc))?;
         journal.begin(self.installation(name, target.as_ref(), has_qdisc))?;
         let done = self.put_on(hierarchy, name, scope, options, parent);
         journal.end();

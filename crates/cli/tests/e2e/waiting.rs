@@ -111,7 +111,7 @@ fn root_waiting_knows_the_connections_of_spring() {
     ok(&place, &bed, "detach");
 }
 
-/// What a process or a connection behind a port is held back by is the port's limit, whatever its scheme.
+/// The limit of a port holds back a process or a connection behind it, whatever its scheme.
 #[test]
 fn root_waiting_explain_names_the_limit_of_the_port() {
     need_root!();

@@ -81,10 +81,10 @@ impl Store {
         removed.map(|device| device.to_string()).collect()
     }
 
-    /// Makes room on a device for a limit, before that begins: what a process that died or a lost BPF file
-    /// system has left goes. Another store's qdisc goes, with all of its limit, only with force, and for a
-    /// limit that `has_qdisc`.
-    pub(super) fn make_room(
+    /// Clears a device before a limit begins there: takes off what a process that died or a lost BPF file
+    /// system has left. Another store's qdisc goes, with all of its limit, only with force, and for a limit
+    /// that `has_qdisc`.
+    pub(super) fn clear_device(
         &self,
         name: &str,
         target: &Target,
