@@ -102,7 +102,7 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
     let drawn = context.draw();
     let Context { mut report, mut out_dir, .. } = context;
     report.elapsed_s = began.elapsed().as_secs_f64();
-    report.stalls = watch.ok().and_then(StallWatch::stop).map(|stalls| Stalls::of(&stalls));
+    report.stalls = watch.ok().and_then(StallWatch::stop).map(|seen| Stalls::of(&seen));
 
     if report.rows.is_empty()
         && let Err(error) = ended

@@ -43,7 +43,7 @@ pub(crate) fn sample() -> Report {
         started: "2025-06-01T12:00:00Z".into(),
         elapsed_s: 12.4,
         interrupted: false,
-        stalls: Some(Stalls { count: 2, total_ms: 31.0, longest_ms: 18.0 }),
+        stalls: Some(Stalls { count: 2, total_ms: 31.0, longest_ms: 18.0, stolen_ms: 0.0 }),
         rows,
         claims: vec![
             Claim { claim: "NRM queues nothing".into(), holds: true, measured: "31.5 µs".into() },

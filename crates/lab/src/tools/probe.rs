@@ -246,8 +246,8 @@ pub fn probe(args: &ClientArgs) -> anyhow::Result<ProbeReport> {
         let realtime =
             sender.join().map_err(|_| anyhow::anyhow!("the sending thread panicked"))??;
         receiver.join().map_err(|_| anyhow::anyhow!("the receiving thread panicked"))??;
-        let stalls = watch.ok().and_then(StallWatch::stop).unwrap_or_default();
-        let report = summarize(&book, &stalls, args.settle, realtime)?;
+        let stood = watch.ok().and_then(StallWatch::stop).unwrap_or_default();
+        let report = summarize(&book, &stood.either(), args.settle, realtime)?;
         if report.received == 0 && !args.may_lose_all {
             bail!("no reply to {} probes: is a probe-server there?", report.sent);
         }

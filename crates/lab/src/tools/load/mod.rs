@@ -170,11 +170,11 @@ pub fn run(args: &LoadArgs) -> anyhow::Result<LoadReport> {
         Protocol::Http3 => http3::run(args),
         _ => client::run(args),
     }?;
-    let stalls = watch.ok().and_then(StallWatch::stop).unwrap_or_default();
+    let stood = watch.ok().and_then(StallWatch::stop).unwrap_or_default();
 
     let mut histogram = histogram_ns()?;
     for took in seen.answered.iter().chain(&seen.unanswered) {
-        histogram.record(took.latency_ns(&stalls))?;
+        histogram.record(took.latency_ns(&stood.stalls))?;
     }
     let end_ns = seen.start_ns + args.duration.as_nanos() as u64;
     let in_time = seen.answered.iter().filter(|took| took.ended_ns < end_ns).count();
