@@ -57,7 +57,7 @@ pub struct Stall {
     pub end_ns: u64,
 }
 
-/// What a watch saw, each in order.
+/// The times that a watch saw, each kind in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Seen {
     /// The times in which all CPUs stood still at once.
