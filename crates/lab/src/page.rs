@@ -76,18 +76,17 @@ impl Report {
     /// How the machine stood still meanwhile, for people; none if it did not, or was not watched.
     pub fn stalls_text(&self) -> Option<String> {
         let Stalls { count, total_ms, longest_ms, stolen_ms } = self.stalls?;
-        let times = if count == 1 { "once".to_owned() } else { format!("{count} times") };
-        let machine = format!(
-            "the whole machine stood still {times}, {total_ms:.0} ms in all, {longest_ms:.0} ms at most"
-        );
-        let cpus =
-            format!("a hypervisor held one of its CPUs or all of them for {stolen_ms:.0} ms");
-        let stood = match (count > 0, stolen_ms > 0.0) {
-            (false, false) => return None,
-            (true, false) => machine,
-            (false, true) => cpus,
-            (true, true) => format!("{machine}; {cpus}"),
-        };
+        let mut stood = Vec::new();
+        if count > 0 {
+            let times = if count == 1 { "once".to_owned() } else { format!("{count} times") };
+            stood.push(format!(
+                "the whole machine stood still {times}, {total_ms:.0} ms in all, {longest_ms:.0} ms at most"
+            ));
+        }
+        if stolen_ms > 0.0 {
+            stood.push(format!("a hypervisor held a CPU or more for {stolen_ms:.0} ms"));
+        }
+        let stood = (!stood.is_empty()).then(|| stood.join("; "))?;
         Some(format!("{stood}; probes that overlap this are left out, of every system alike"))
     }
 }

@@ -11,8 +11,8 @@
 //! - A gap of one CPU is stolen if at least half of it is, by the kernel's own clock (`steal_clock`), and
 //!   `STOLEN_LATE` or more.
 //!
-//! The probe client leaves out the probes that overlap either, for every system alike, and the report says
-//! how often they were and for how long.
+//! The probe client leaves out the probes that overlap either, for every system alike. The report says for
+//! how long that was.
 
 mod steal_clock;
 
@@ -39,7 +39,7 @@ use self::steal_clock::StealClock;
 const PERIOD: Duration = Duration::from_millis(1);
 /// A wake-up that comes late by this much is a gap.
 const LATE: Duration = Duration::from_millis(3);
-/// A wake-up that comes late by this much is a gap if most of it was stolen.
+/// A wake-up that comes late by this much is a gap if at least half of it was stolen.
 const STOLEN_LATE: Duration = Duration::from_millis(1);
 /// The stolen time is read at late wake-ups, and once in so many periods: a gap is not charged for what was
 /// stolen long before.
@@ -124,7 +124,7 @@ impl StallWatch {
     /// Those of making threads and of asking for the CPUs.
     pub fn start() -> io::Result<StallWatch> {
         let cpus = sched_getaffinity(None)?;
-        let sees_steal = steal_clock::is_told_apart();
+        let sees_steal = steal_clock::counts_steal_alone();
         let mut watch = StallWatch { stop: Arc::default(), threads: Vec::new() };
         for cpu in (0..CpuSet::MAX_CPU).filter(|&cpu| cpus.is_set(cpu)) {
             let stop = Arc::clone(&watch.stop);

@@ -83,6 +83,22 @@ fn awkward_floats_survive() {
 }
 
 #[test]
+fn the_page_says_how_the_machine_stood_still() {
+    let text = |count, stolen_ms| {
+        let stalls = Stalls { count, total_ms: 9.0, longest_ms: 5.0, stolen_ms };
+        Report { stalls: Some(stalls), ..sample() }.stalls_text()
+    };
+    let left_out = "probes that overlap this are left out, of every system alike";
+    let machine = "the whole machine stood still once, 9 ms in all, 5 ms at most";
+    let cpu = "a hypervisor held a CPU or more for 12 ms";
+    assert_eq!(text(0, 0.0), None);
+    assert_eq!(text(1, 0.0), Some(format!("{machine}; {left_out}")));
+    assert_eq!(text(0, 12.0), Some(format!("{cpu}; {left_out}")));
+    assert_eq!(text(1, 12.0), Some(format!("{machine}; {cpu}; {left_out}")));
+    assert_eq!(Report { stalls: None, ..sample() }.stalls_text(), None);
+}
+
+#[test]
 fn markdown_page() {
     insta::assert_snapshot!(sample().markdown(), @r#"
     # nrm-egress

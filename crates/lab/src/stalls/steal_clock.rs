@@ -24,8 +24,7 @@ pub(super) struct StealClock {
 }
 
 impl StealClock {
-    /// That of the calling thread, which stays on one CPU; none if the kernel does not tell interrupts and
-    /// stolen time apart, or does not show the clock.
+    /// That of the calling thread, which stays on one CPU; none if the kernel does not show it.
     pub(super) fn of_this_thread() -> Option<StealClock> {
         let file = File::open("/proc/thread-self/sched").ok()?;
         let mut clock = StealClock { file, text: String::new(), behind_ns: 0 };
@@ -57,17 +56,17 @@ fn began_ns(sched: &str) -> Option<u64> {
     Some(ms.parse::<u64>().ok()? * 1_000_000 + ns.parse::<u64>().ok()?)
 }
 
-/// Whether the running kernel's configuration says that the scheduler's clock goes on in interrupts.
-pub(super) fn is_told_apart() -> bool {
+/// Whether the clock stands still for stolen time and nothing else, by the running kernel's configuration.
+pub(super) fn counts_steal_alone() -> bool {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let files = ["/proc/config.gz".to_owned(), format!("/boot/config-{release}")];
     files.iter().any(|file| {
         let config = Command::new("zcat").args(["-f", file]).output();
-        config.is_ok_and(|config| counts_steal_alone(&String::from_utf8_lossy(&config.stdout)))
+        config.is_ok_and(|config| is_for_steal_alone(&String::from_utf8_lossy(&config.stdout)))
     })
 }
 
-fn counts_steal_alone(config: &str) -> bool {
+fn is_for_steal_alone(config: &str) -> bool {
     config.lines().any(|line| line == "CONFIG_PARAVIRT_TIME_ACCOUNTING=y")
         && config.lines().any(|line| line == "# CONFIG_IRQ_TIME_ACCOUNTING is not set")
 }
@@ -91,10 +90,10 @@ mod tests {
     fn a_kernel_that_counts_interrupts_too_shows_nothing_stolen() {
         let steal = "CONFIG_PARAVIRT_TIME_ACCOUNTING=y\n";
         let interrupts = "# CONFIG_IRQ_TIME_ACCOUNTING is not set\n";
-        assert!(counts_steal_alone(&format!("{steal}CONFIG_SMP=y\n{interrupts}")));
-        assert!(!counts_steal_alone(&format!("{steal}CONFIG_IRQ_TIME_ACCOUNTING=y\n")));
-        assert!(!counts_steal_alone(steal));
-        assert!(!counts_steal_alone(interrupts));
-        assert!(!counts_steal_alone(""));
+        assert!(is_for_steal_alone(&format!("{steal}CONFIG_SMP=y\n{interrupts}")));
+        assert!(!is_for_steal_alone(&format!("{steal}CONFIG_IRQ_TIME_ACCOUNTING=y\n")));
+        assert!(!is_for_steal_alone(steal));
+        assert!(!is_for_steal_alone(interrupts));
+        assert!(!is_for_steal_alone(""));
     }
 }
