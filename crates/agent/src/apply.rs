@@ -17,7 +17,10 @@ use tidegate_host::{
 };
 use tidegate_sys::store::StoreError;
 
-use crate::goal::{self, Files, Goal};
+use crate::{
+    goal::{self, Files, Goal},
+    report::Pulse,
+};
 
 /// What one step may take while the agent starts, in microseconds.
 const STEP_US: u32 = 30_000_000;
@@ -45,9 +48,10 @@ pub fn apply(
     files: &Files,
     goal: &Goal,
     managed: &BTreeSet<String>,
+    pulse: &Pulse,
 ) -> Result<Applied, StoreError> {
     let mut host = host.lock()?;
-    let applied = within(&mut host, files, goal, managed);
+    let applied = within(&mut host, files, goal, managed, pulse);
     let problems = host.problems();
     host.close_and_go_on();
     applied.map(|mut applied| {
@@ -61,6 +65,7 @@ fn within(
     files: &Files,
     goal: &Goal,
     managed: &BTreeSet<String>,
+    pulse: &Pulse,
 ) -> Result<Applied, StoreError> {
     let mut applied = Applied::default();
     let present = host.host().present()?;
@@ -94,7 +99,7 @@ fn within(
     rates::begin_alone(&spec, &mut plan);
     if !plan.actions.is_empty() {
         host.reserve_journal()?;
-        perform(host, &plan, &mut applied);
+        perform(host, &plan, &mut applied, pulse);
         // Made by hand, inside a limit that was put on again.
         applied.problems.extend(plan.actions.iter().filter_map(|action| match action {
             Action::Remove { limit, reason: reason @ Reason::ScopeGone }
@@ -178,7 +183,7 @@ fn planned(
 }
 
 /// Carries a plan out: as a whole where limits take the place of others, else step by step.
-fn perform(host: &mut LockedHost, plan: &Plan, applied: &mut Applied) {
+fn perform(host: &mut LockedHost, plan: &Plan, applied: &mut Applied, pulse: &Pulse) {
     let holds = |limit: &Present| !limit.state.is_gone() && limit.state != State::NoMembers;
     let takes = |action: &Action| match action {
         Action::Remove { limit, .. } => holds(limit),
@@ -200,8 +205,7 @@ fn perform(host: &mut LockedHost, plan: &Plan, applied: &mut Applied) {
     }
     for action in &plan.actions {
         // Many limits take longer than a watchdog waits.
-        let alive = [NotifyState::Watchdog, NotifyState::ExtendTimeoutUsec(STEP_US)];
-        let _ = sd_notify::notify(false, &alive);
+        pulse.beat(&[NotifyState::ExtendTimeoutUsec(STEP_US)]);
         let parent = match action {
             Action::Add { limit } | Action::Replace { to: limit, .. } => limit.parent.as_ref(),
             _ => None,

@@ -4,16 +4,24 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
+use sd_notify::NotifyState;
 use serde::{Deserialize, Serialize};
-use tidegate_sys::files::lock;
+use tidegate_sys::{clock::monotonic_ns, files::lock};
 
 /// The file, in the run directory.
 const FILE: &str = "agent.json";
-/// The lock of the agent that runs.
+/// The lock of the agent that runs, with the time of its last [beat](Pulse::beat).
 const LOCK: &str = "agent.lock";
+/// An agent that has not beaten for so long hangs. To load the programs of one limit takes an emulated machine a
+/// minute.
+const SILENCE_MAX: Duration = Duration::from_mins(5);
+/// Digits of the time in the lock.
+const TIME_DIGITS: usize = 20;
 /// Holds room for the journal of the next change: without a journal nothing is put on, and `/run` may be
 /// full.
 const ROOM: &str = "agent.room";
@@ -217,11 +225,76 @@ impl RunFiles {
         flock(&file, FlockOperation::NonBlockingLockShared).is_err()
     }
 
-    /// Keeps other agents out while the file is open; `None` if one runs.
+    /// For how long the agent that runs has done nothing, if it hangs.
+    #[must_use]
+    pub fn silence(&self) -> Option<Duration> {
+        self.silence_at(monotonic_ns())
+    }
+
+    fn silence_at(&self, now_ns: u64) -> Option<Duration> {
+        let beat_ns = fs::read_to_string(self.0.join(LOCK)).ok()?.trim().parse().ok()?;
+        let silence = Duration::from_nanos(now_ns.saturating_sub(beat_ns));
+        (silence > SILENCE_MAX).then_some(silence)
+    }
+
+    /// Keeps other agents out while the pulse lives; `None` if one runs.
     ///
     /// # Errors
     /// Those of the operating system.
-    pub fn lock(&self) -> io::Result<Option<fs::File>> {
-        lock(&self.0.join(LOCK))
+    pub fn lock(&self) -> io::Result<Option<Pulse>> {
+        let pulse = lock(&self.0.join(LOCK))?.map(Pulse);
+        // The time of the agent before it is no longer true.
+        pulse.iter().for_each(|pulse| pulse.write(monotonic_ns()));
+        Ok(pulse)
+    }
+}
+
+/// By this systemd's watchdog, and `tidegate status`, see that the agent goes on.
+#[derive(Debug)]
+pub struct Pulse(fs::File);
+
+impl Pulse {
+    /// The agent beats at least so often.
+    pub const PERIOD: Duration = Duration::from_secs(20);
+
+    /// The agent goes on. `more` is for systemd.
+    pub fn beat(&self, more: &[NotifyState<'_>]) {
+        self.write(monotonic_ns());
+        let _ = sd_notify::notify(false, &[&[NotifyState::Watchdog], more].concat());
+    }
+
+    fn write(&self, now_ns: u64) {
+        // Each has the same length, so nothing of an earlier one stays. On a full disk the last one stays.
+        let _ = self.0.write_all_at(format!("{now_ns:0TIME_DIGITS$}").as_bytes(), 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_that_does_not_beat_hangs() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = RunFiles::at(dir.path());
+        let later = |beat_ns: u64, silence: Duration| beat_ns + silence.as_nanos() as u64;
+        assert_eq!(files.silence(), None);
+        let pulse = files.lock().unwrap().unwrap();
+        assert_eq!(files.silence(), None);
+        for beat_ns in [u64::MAX / 2, 1_000] {
+            pulse.write(beat_ns);
+            assert_eq!(files.silence_at(later(beat_ns, SILENCE_MAX)), None);
+            let silence = SILENCE_MAX + Duration::from_secs(1);
+            assert_eq!(files.silence_at(later(beat_ns, silence)), Some(silence));
+        }
+        pulse.beat(&[]);
+        assert_eq!(files.silence(), None);
+        pulse.write(1_000);
+        drop(pulse);
+        // The next agent begins anew, and one of an earlier version writes no time.
+        let pulse = files.lock().unwrap().unwrap();
+        assert_eq!(files.silence(), None);
+        pulse.0.set_len(0).unwrap();
+        assert_eq!(files.silence_at(u64::MAX), None);
     }
 }

@@ -31,7 +31,7 @@ use crate::{
     directory,
     engines::Engines,
     goal::{Files as Loaded, Goal, Move, own_cgroup},
-    report::{GateReport, GateState, LimitState, Report, RunFiles},
+    report::{GateReport, GateState, LimitState, Pulse, Report, RunFiles},
     scan,
     source::{CgroupSource, Files, Held, Inotify},
     users,
@@ -84,6 +84,7 @@ fn pid(pid: &Option<u32>) -> String {
 struct Shell<'a> {
     host: Host,
     run: RunFiles,
+    pulse: Pulse,
     options: &'a AgentOptions,
     top: Cgroup,
     cgroups: Box<dyn CgroupSource>,
@@ -120,7 +121,7 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
     let run = RunFiles::at(&options.run_dir);
     let lock = run.lock().map_err(at(&options.run_dir))?;
     let earlier = run.read();
-    let Some(_lock) = lock else {
+    let Some(pulse) = lock else {
         let pid = earlier.map(|report| report.pid);
         return Err(AgentError::Runs(pid, options.run_dir.clone()));
     };
@@ -142,6 +143,7 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
         host,
         top,
         run,
+        pulse,
         options,
         cgroups: Box::new(Inotify::new().map_err(AgentError::Events)?),
         known: BTreeMap::new(),
@@ -162,15 +164,14 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
     let start = Instant::now();
     let mut watchdog_us = 0;
     let watchdog = sd_notify::watchdog_enabled(false, &mut watchdog_us);
-    let watchdog = watchdog.then(|| Duration::from_micros(watchdog_us));
+    let watchdog = watchdog.then(|| Duration::from_micros(watchdog_us) / 3);
+    let period = watchdog.map_or(Pulse::PERIOD, |watchdog| watchdog.min(Pulse::PERIOD));
     loop {
         while let Some(action) = agent.next(start.elapsed(), &Zoned::now()) {
             if let Some(event) = shell.act(action) {
                 agent.handle(event, start.elapsed());
             }
-            if watchdog.is_some() {
-                let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
-            }
+            shell.pulse.beat(&[]);
         }
         if agent.is_stopped() {
             let _ = sd_notify::notify(false, &[NotifyState::Stopping]);
@@ -185,12 +186,9 @@ pub fn run(options: &AgentOptions, mut say: impl FnMut(&str)) -> Result<(), Agen
         let now = start.elapsed();
         let timeout = agent.timeout(now, &Zoned::now());
         let children = [shell.engines.timeout(now), shell.cluster.timeout(now)];
-        let timeout = children.into_iter().flatten().fold(timeout, Duration::min);
-        let timeout = watchdog.map_or(timeout, |watchdog| timeout.min(watchdog / 3));
+        let timeout = children.into_iter().flatten().chain([period]).fold(timeout, Duration::min);
         shell.wait(&signals, timeout).map_err(AgentError::Events)?;
-        if watchdog.is_some() {
-            let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
-        }
+        shell.pulse.beat(&[]);
         for event in shell.events(&signals, start.elapsed()).map_err(AgentError::Events)? {
             agent.handle(event, start.elapsed());
         }
@@ -352,7 +350,7 @@ impl Shell<'_> {
 
     fn apply(&mut self, files: &Loaded, goal: &Goal, managed: &BTreeSet<String>) -> Event {
         self.run.give_room();
-        let applied = apply::apply(&self.host, files, goal, managed);
+        let applied = apply::apply(&self.host, files, goal, managed, &self.pulse);
         self.run.keep_room();
         match applied {
             Ok(Applied { refused, problems, changes, signal }) => {

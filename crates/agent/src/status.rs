@@ -50,6 +50,9 @@ pub struct AgentStatus {
     /// Its process is stopped by a signal, so it does nothing.
     #[serde(default)]
     pub stopped: bool,
+    /// It hangs: it has done nothing for so long.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub silent_s: Option<u64>,
     #[serde(flatten)]
     pub report: Report,
 }
@@ -61,7 +64,9 @@ impl AgentStatus {
         let files = RunFiles::at(run_dir);
         let report = files.read()?;
         let running = files.runs();
-        Some(AgentStatus { running, stopped: running && is_stopped(report.pid), report })
+        let stopped = running && is_stopped(report.pid);
+        let silent_s = files.silence().filter(|_| running).map(|silence| silence.as_secs());
+        Some(AgentStatus { running, stopped, silent_s, report })
     }
 
     /// The agent that runs and keeps the limits of a store.
@@ -73,6 +78,12 @@ impl AgentStatus {
     /// Whether its limits are those of a store. Agents of earlier versions do not say.
     fn is_of(&self, store: &Path) -> bool {
         self.report.store.is_empty() || Path::new(&self.report.store) == store
+    }
+
+    /// Whether it runs, and is neither stopped nor hangs.
+    #[must_use]
+    pub fn works(&self) -> bool {
+        self.running && !self.stopped && self.silent_s.is_none()
     }
 
     /// Whether it runs, and keeps what a file says.
@@ -355,13 +366,20 @@ fn programs_before(limit: &LimitStatus) -> impl Iterator<Item = String> {
     })
 }
 
-fn of_agent(AgentStatus { running, stopped, report }: &AgentStatus) -> Vec<String> {
+fn of_agent(agent: &AgentStatus) -> Vec<String> {
+    let AgentStatus { running, stopped, silent_s, report } = agent;
     let mut alarms = Vec::new();
+    let pid = report.pid;
     if *stopped {
-        let pid = report.pid;
         alarms.push(format!(
             "the agent (process {pid}) is stopped by a signal; what comes is not limited; `kill -CONT {pid}` \
              has it go on"
+        ));
+    } else if let Some(silent_s) = silent_s {
+        alarms.push(format!(
+            "the agent (process {pid}) has done nothing for {} min; what comes is not limited; end it with \
+             `kill -KILL {pid}` and start it again: limits stay in force meanwhile",
+            silent_s / 60
         ));
     }
     if !running && report.is_missed() {
@@ -494,7 +512,7 @@ mod tests {
     fn what_waits_for_an_answer_and_is_on_the_host_is_in_force() {
         let limits = ["on", "empty", "elsewhere", "none"].map(waiting).to_vec();
         let report = Report { limits, ..Report::default() };
-        let mut agent = AgentStatus { running: true, stopped: false, report };
+        let mut agent = AgentStatus { running: true, stopped: false, silent_s: None, report };
         let is = |state, scope: &str| (state, scope.to_owned());
         let host = BTreeMap::from([
             ("on", is(State::InForce, "pod `prod`")),
@@ -520,7 +538,7 @@ mod tests {
         };
         let limits = vec![report("tier", false), report("container-web", true)];
         let report = Report { limits, ..Report::default() };
-        let agent = AgentStatus { running: true, stopped: false, report };
+        let agent = AgentStatus { running: true, stopped: false, silent_s: None, report };
         let status = HostStatus {
             limits: Vec::new(),
             waiting: Vec::new(),
@@ -532,6 +550,28 @@ mod tests {
         let Warnings { alarms, waiting } = status.warnings();
         assert_eq!(alarms, ["limit `tier` of a.toml is NOT ENFORCED: why"]);
         assert_eq!(waiting, ["limit `container-web` of a.toml is not used: why"]);
+    }
+
+    #[test]
+    fn an_agent_that_does_nothing_is_an_alarm() {
+        let report = Report { pid: 7, ..Report::default() };
+        let agent = |running, stopped, silent_s| AgentStatus {
+            running,
+            stopped,
+            silent_s,
+            report: report.clone(),
+        };
+        let works = agent(true, false, None);
+        assert!(works.works() && of_agent(&works).is_empty());
+        let stopped = agent(true, true, Some(400));
+        let hangs = agent(true, false, Some(400));
+        for (agent, advice) in [(stopped, "`kill -CONT 7`"), (hangs, "for 6 min")] {
+            let alarms = of_agent(&agent);
+            assert!(
+                !agent.works() && alarms.len() == 1 && alarms[0].contains(advice),
+                "{alarms:?}"
+            );
+        }
     }
 
     #[test]

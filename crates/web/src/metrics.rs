@@ -201,10 +201,15 @@ const METRICS: [Metric; 21] = [
     Metric::gauge("warnings", &[], "Number of warnings in `tidegate status`", |view, to| {
         to.push((Vec::new(), Number::Whole(view.head.warnings.alarms.len() as u64)));
     }),
-    Metric::gauge("agent_up", &[], "1: the agent runs; absent: there has been none", |view, to| {
-        let agent = view.snapshot.agent.as_ref();
-        to.extend(agent.map(|agent| (Vec::new(), flag(agent.running))));
-    }),
+    Metric::gauge(
+        "agent_up",
+        &[],
+        "1: the agent works; 0: it has ended, is stopped or hangs; absent: there has been none",
+        |view, to| {
+            let agent = view.snapshot.agent.as_ref();
+            to.extend(agent.map(|agent| (Vec::new(), flag(agent.works()))));
+        },
+    ),
     Metric::gauge(
         "agent_limits",
         &["state"],

@@ -219,7 +219,7 @@ struct LiveDirection {
 
 #[derive(Serialize)]
 struct LiveAgent<'a> {
-    running: bool,
+    works: bool,
     directory: &'a str,
     /// Limits of its files that have something to say beyond what is on the host.
     limits: Vec<&'a LimitReport>,
@@ -229,7 +229,7 @@ impl<'a> Live<'a> {
     fn of(state: &'a State) -> Live<'a> {
         let State { head, snapshot, history, failed, .. } = state;
         let agent = snapshot.agent.as_ref().map(|agent| LiveAgent {
-            running: agent.running,
+            works: agent.works(),
             directory: &agent.report.directory,
             limits: {
                 let limits = agent.report.limits.iter();

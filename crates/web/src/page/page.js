@@ -190,7 +190,7 @@ function showSummary() {
   for (const limit of live.limits) counts.set(limit.state, (counts.get(limit.state) ?? 0) + 1);
   const tones = { in_force: "good", waiting: "wait" };
   const chips = [...counts].map(([state, n]) => [`${n} ${STATES[state] ?? state}`, tones[state] ?? "bad"]);
-  if (live.agent) chips.push(live.agent.running ? ["agent runs", "good"] : ["agent does not run", "bad"]);
+  if (live.agent) chips.push(live.agent.works ? ["agent works", "good"] : ["agent does not work", "bad"]);
   if (live.fleet) chips.push([`fleet ${live.fleet.cluster}`, live.fleet.alerts.length ? "bad" : "good"]);
   const text = JSON.stringify(chips);
   if (at("summary").dataset.text !== text) {
