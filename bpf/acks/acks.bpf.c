@@ -66,7 +66,10 @@ struct {
 	__type(value, struct ac_flow);
 } flows SEC(".maps");
 
-/* Where the IP header is: behind Ethernet's, or at the start if the device has none. */
+/*
+ * Where the IP header is: behind Ethernet's, or at the start if the device has none, as TUN,
+ * WireGuard and PPP.
+ */
 const volatile __u32 link_bytes = ETH_HLEN;
 
 static __always_inline void count(enum tg_outcome outcome, __u32 bytes, __u64 now)
@@ -307,7 +310,7 @@ static __always_inline int data(struct __sk_buff *skb, const struct ac_limit *l,
 SEC("tcx/ingress")
 int acks_data(struct __sk_buff *skb)
 {
-	__u32 key = 0, bytes = tg_frame_bytes(skb, skb->len + ETH_HLEN - link_bytes);
+	__u32 key = 0, bytes = tg_bytes_on_link(skb, skb->len, link_bytes);
 	const struct ac_limit *l = limit_now();
 	struct ac_state *s = bpf_map_lookup_elem(&states, &key);
 	__u64 now = bpf_ktime_get_ns();

@@ -31,18 +31,23 @@ __noinline int tg_parse(struct __sk_buff *skb, struct tg_headers *headers)
 }
 
 /*
- * Bytes on the wire of a packet of `bytes` with its link header. If the device will cut it into
- * segments, the headers of each segment count.
+ * Bytes on the wire of a packet of `bytes` with its link header, which has `link_bytes`. If the
+ * device will cut it into segments, the headers of each segment count.
  */
-static __always_inline __u32 tg_frame_bytes(struct __sk_buff *skb, __u32 bytes)
+static __always_inline __u32 tg_bytes_on_link(struct __sk_buff *skb, __u32 bytes, __u32 link_bytes)
 {
 	struct tg_headers headers;
 
 	if (!skb->gso_size)
 		return bytes;
 	tg_parse(skb, &headers);
-	return tg_segmented_bytes(bytes, skb->gso_segs, skb->gso_size,
-				  headers.bytes + TG_LINK_HEADER_BYTES);
+	return tg_segmented_bytes(bytes, skb->gso_segs, skb->gso_size, headers.bytes + link_bytes);
+}
+
+/* The same with a link header of Ethernet. */
+static __always_inline __u32 tg_frame_bytes(struct __sk_buff *skb, __u32 bytes)
+{
+	return tg_bytes_on_link(skb, bytes, TG_LINK_HEADER_BYTES);
 }
 
 #endif

@@ -215,6 +215,7 @@ mod tests {
             name: format!("d{index}"),
             up: true,
             loopback: false,
+            ethernet: true,
             kind: kind.into(),
             master,
             below: None,

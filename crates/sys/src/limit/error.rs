@@ -73,6 +73,11 @@ pub enum LimitError {
         /// Which program.
         holder: String,
     },
+    /// Its packets have no link header, and XDP's program reads Ethernet's.
+    #[error(
+        "device `{0}` carries IP without Ethernet's header, which the XDP program reads; write hook = \"auto\""
+    )]
+    XdpWithoutEthernet(String),
     /// A qdisc that somebody has put on the device.
     #[error(
         "device `{device}` has a qdisc that somebody put there: `{kind} {handle}`; take it off with `tc \

@@ -6,7 +6,10 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage as Message,
     address::{AddressAttribute, AddressFlags, AddressMessage},
-    link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
+    link::{
+        InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType,
+        LinkMessage,
+    },
     nsid::{NsidAttribute, NsidMessage},
     route::{RouteAttribute, RouteHeader, RouteMessage, RouteType},
 };
@@ -34,6 +37,8 @@ pub struct Device {
     pub name: String,
     pub up: bool,
     pub loopback: bool,
+    /// Its packets have Ethernet's header. Those of TUN, WireGuard and PPP begin with IP.
+    pub ethernet: bool,
     /// `bridge`, `veth`, `tun`, `vlan` ...; empty for hardware.
     pub kind: String,
     /// The bridge or bond that it is a port of.
@@ -243,6 +248,10 @@ fn device(link: LinkMessage) -> Device {
         index: link.header.index,
         up: flags.contains(LinkFlags::Up),
         loopback: flags.contains(LinkFlags::Loopback),
+        ethernet: matches!(
+            link.header.link_layer_type,
+            LinkLayerType::Ether | LinkLayerType::Loopback
+        ),
         ..Device::default()
     };
     let (mut below, mut elsewhere) = (None, false);

@@ -18,6 +18,8 @@ pub mod qdisc;
 mod queues;
 mod spawn;
 mod tcp_info;
+#[cfg(test)]
+pub(crate) mod tun_path;
 
 use std::io;
 

@@ -21,7 +21,7 @@ use tidegate_core::{Direction, Nanos, Rate, dem, spring, wait};
 use crate::{
     backlog::Backlog,
     bpf::{create_map, load_error, load_skel, lookup_cpus, map_error, open_skel, reuse},
-    device::{self, Hooked, Target},
+    device::{self, Hooked, Target, is_ethernet},
     limit::{Lease, LimitError},
     query::Side,
     schemes::{LINKS, Successor, successors},
@@ -162,7 +162,8 @@ pub fn attach(
     let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
     let states = |direction| &states[crate::intf::index(direction)];
     let (own, other) = (states(direction), states(direction.other()));
-    let acks = load(&mut storage, target.is_port(), direction, own, Some(other), None)?;
+    let place = Place { is_port: target.is_port(), is_ethernet: is_ethernet(target.ifindex) };
+    let acks = load(&mut storage, place, direction, own, Some(other), None)?;
     let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("acks"));
     let maps = AcksMaps {
         limits: handle(&acks.maps.limits)?,
@@ -179,23 +180,35 @@ pub fn attach(
     Ok(AttachedAcks { maps, hooked })
 }
 
+/// A device as the programs need to know it.
+#[derive(Clone, Copy)]
+struct Place {
+    is_port: bool,
+    is_ethernet: bool,
+}
+
 /// Loads the programs, with the states of their direction and of the other one, if that is limited, and with
 /// maps that are there if there are some.
 fn load<'a>(
     storage: &'a mut MaybeUninit<OpenObject>,
-    is_port: bool,
+    place: Place,
     direction: Direction,
     states: &MapHandle,
     other: Option<&MapHandle>,
     earlier: Option<&AcksMaps>,
 ) -> Result<skel::acks::AcksSkel<'a>, LimitError> {
     let mut open = open_skel::<skel::acks::AcksSkelBuilder>(storage, "acks")?;
-    let side = |direction| match Side::of(direction, is_port) {
+    let side = |direction| match Side::of(direction, place.is_port) {
         Side::In => ProgramAttachType::TcxIngress,
         Side::Out => ProgramAttachType::TcxEgress,
     };
     open.progs.acks_data.set_attach_type(side(direction));
     open.progs.acks_back.set_attach_type(side(direction.other()));
+    if let Some(rodata) = open.maps.rodata_data.as_deref_mut()
+        && !place.is_ethernet
+    {
+        rodata.link_bytes = 0;
+    }
     reuse(&mut open.maps.states, states)?;
     if let Some(other) = other {
         // Linux 6.1 takes no map whose types are not described as those of the first one are.
@@ -220,6 +233,11 @@ fn load<'a>(
 /// Loads the programs of a limit that is pinned in `dir` once more, with the maps that they have.
 pub(crate) fn reload(dir: &Path, limit: &crate::intf::Limit) -> Result<Vec<Successor>, LimitError> {
     let mut all = Vec::new();
+    let is_ethernet = device::in_namespace(limit.cgroup_id, || is_ethernet(limit.ifindex));
+    let place = Place {
+        is_port: limit.flags & crate::intf::FLAG_PORT != 0,
+        is_ethernet: is_ethernet.unwrap_or(true),
+    };
     let open =
         |direction| AcksMaps::open(&dir_of(dir, direction)).map_err(|_| LimitError::Layout("acks"));
     for direction in pins::directions(limit) {
@@ -228,9 +246,8 @@ pub(crate) fn reload(dir: &Path, limit: &crate::intf::Limit) -> Result<Vec<Succe
         let other = both.find(|other| *other != direction).map(open).transpose()?;
         let other = other.as_ref().map(|other| &other.states);
         let dir = dir_of(dir, direction);
-        let is_port = limit.flags & crate::intf::FLAG_PORT != 0;
         let mut storage = MaybeUninit::uninit();
-        let acks = load(&mut storage, is_port, direction, &maps.states, other, Some(&maps))?;
+        let acks = load(&mut storage, place, direction, &maps.states, other, Some(&maps))?;
         let link = |direction| LINKS[crate::intf::index(direction)];
         let (data, back) = (&acks.progs.acks_data, &acks.progs.acks_back);
         let programs = [(link(direction), data), (link(direction.other()), back)];

@@ -50,6 +50,32 @@ pub(crate) fn sh(netns: &NetNs, words: &str) -> Output {
     netns.run(|| run(words)).unwrap()
 }
 
+/// Puts an HTB of a rate on a device, with a FIFO as its queue.
+pub(crate) fn shape(netns: &NetNs, device: &str, rate: Rate) {
+    let mut netlink = netns.netlink().unwrap();
+    let ifindex = netlink.index_of(device).unwrap();
+    let at = |parent, handle| Place { ifindex, parent, handle };
+    let root = at(Handle::ROOT, Handle::new(1, 0));
+    netlink.set_qdisc(Verb::Add, root, &Htb::new(1)).unwrap();
+    let class = Handle::new(1, 1);
+    // A timer that is late must not lose rate: 1 ms.
+    let burst = Some((rate.bit_s() / 8000) as u32);
+    let shape = HtbClass { burst_bytes: burst, cburst_bytes: burst, ..HtbClass::new(rate.bit_s()) };
+    let place = at(Handle::new(1, 0), class);
+    netlink.set_class(Verb::Add, place, &shape).unwrap();
+    let queue = Fifo::Packets(QUEUE_PACKETS);
+    netlink.set_qdisc(Verb::Add, at(class, LEAF), &queue).unwrap();
+}
+
+/// Where packets wait in the HTB of a device.
+pub(crate) fn backlog_of(netns: &NetNs, device: &str, rate: Rate) -> Backlog {
+    let found = netns.run(|| {
+        let ifindex = Netlink::open().unwrap().index_of(device).unwrap();
+        backlog::locate(ifindex, LEAF, rate).unwrap()
+    });
+    found.unwrap()
+}
+
 impl Bed {
     /// `None`, and a line that says so, without root.
     pub(crate) fn new(test: &str, rate: Rate) -> Option<Bed> {
@@ -83,29 +109,13 @@ impl Bed {
         }
         set(&host, "ipv4/ip_forward", 1);
         set(&host, "ipv6/conf/all/forwarding", 1);
-        let ifindex = netlink.index_of("up0").unwrap();
-        let at = |parent, handle| Place { ifindex, parent, handle };
-        let root = at(Handle::ROOT, Handle::new(1, 0));
-        netlink.set_qdisc(Verb::Add, root, &Htb::new(1)).unwrap();
-        let class = Handle::new(1, 1);
-        // A timer that is late must not lose rate: 1 ms.
-        let burst = Some((rate.bit_s() / 8000) as u32);
-        let shape =
-            HtbClass { burst_bytes: burst, cburst_bytes: burst, ..HtbClass::new(rate.bit_s()) };
-        let place = at(Handle::new(1, 0), class);
-        netlink.set_class(Verb::Add, place, &shape).unwrap();
-        let queue = Fifo::Packets(QUEUE_PACKETS);
-        netlink.set_qdisc(Verb::Add, at(class, LEAF), &queue).unwrap();
+        shape(&host, "up0", rate);
         Some(Bed { guest, host, server, rate })
     }
 
     /// Where HTB's packets wait.
     pub(crate) fn backlog(&self) -> Backlog {
-        let found = self.host.run(|| {
-            let ifindex = Netlink::open().unwrap().index_of("up0").unwrap();
-            backlog::locate(ifindex, LEAF, self.rate).unwrap()
-        });
-        found.unwrap()
+        backlog_of(&self.host, "up0", self.rate)
     }
 
     /// Puts the programs on the port.

@@ -459,7 +459,8 @@ fn root_acks_spring_knows_how_long_the_ack_waits() {
     }
     let mut storage = MaybeUninit::uninit();
     let [own, states] = new_states().unwrap();
-    let acks = load(&mut storage, false, Direction::Egress, &own, Some(&states), None).unwrap();
+    let place = Place { is_port: false, is_ethernet: true };
+    let acks = load(&mut storage, place, Direction::Egress, &own, Some(&states), None).unwrap();
     let loaded = Loaded { acks };
     let rate = Rate::from_bit_s(80_000_000).unwrap();
     let options = AcksOptions { rate, ..SPRING };

@@ -18,7 +18,7 @@ use super::{
     bed::{self, Bed, SERVER},
     *,
 };
-use crate::{bpffs::PrivateBpffs, device::Target};
+use crate::{bpffs::PrivateBpffs, device::Target, net::tun_path::TunPath};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const SERVER_V6: &str = "fd93:2::2";
@@ -135,6 +135,42 @@ fn root_acks_spring_shortens_the_queue() {
     transfer(&bed, SERVER, 2, 1_000_000, "cubic");
     bed.detach(attached);
     transfer(&bed, SERVER, 2, 1_000_000, "cubic");
+}
+
+/// A device such as TUN, WireGuard or PPP carries IP without a link header.
+#[test]
+fn root_acks_slow_senders_on_a_device_without_ethernet() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP root_acks_slow_senders_on_a_device_without_ethernet: needs root");
+        return;
+    }
+    let rate = mbit(40);
+    let path = TunPath::new("acks");
+    let [near, far] = &path.ends;
+    bed::shape(near, "tun0", rate);
+    let backlog = bed::backlog_of(near, "tun0", rate);
+    let options = AcksOptions { law: Law::Spring, rate, mark: None, burst: BURST, lease: None };
+    let attached = near.run(|| {
+        let target = Target::find(&Scope::Dev("tun0".to_owned())).unwrap();
+        attach(&target, Direction::Egress, &options, &backlog, &new_states().unwrap()).unwrap()
+    });
+    let attached = attached.unwrap();
+    let bind = || TcpListener::bind((TunPath::ADDRESSES[1], 0)).unwrap();
+    let listener = far.run(bind).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut stream = near.run(|| TcpStream::connect(address).unwrap()).unwrap();
+    let (mut received, _) = listener.accept().unwrap();
+    let sink = thread::spawn(move || std::io::copy(&mut received, &mut std::io::sink()));
+    assert_eq!(attached.maps.known(|_, _| true).len(), 1, "the connection is not known");
+    // So much that a queue builds.
+    for _ in 0..20 {
+        stream.write_all(&[7; 100_000]).unwrap();
+    }
+    drop(stream);
+    assert_eq!(sink.join().unwrap().unwrap(), 2_000_000);
+    let counters = attached.maps.counters().unwrap();
+    assert!(counters.packets[2] > 0 && counters.packets[3] == 0, "{counters:?}");
+    near.run(|| drop(attached)).unwrap();
 }
 
 /// Pinned, the programs outlive who put them there, are found again, and go without a trace.

@@ -2,25 +2,16 @@
 //! is two TUN devices with a relay between them, which delays what passes.
 
 use std::{
-    collections::VecDeque,
     env,
-    fs::{File, OpenOptions},
-    io::{self, BufRead, BufReader, Read, Write},
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
-    os::{
-        fd::{AsFd, AsRawFd},
-        unix::fs::OpenOptionsExt,
-    },
+    io::{self, BufRead, BufReader, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::AsRawFd,
     process::Child,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread::{self, JoinHandle},
+    sync::atomic::Ordering,
+    thread,
     time::{Duration, Instant},
 };
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidegate_core::{Rate, queue_options::VirtualQueueOptions};
 use tidegate_instruments::sock::tcp_info;
 
@@ -28,13 +19,14 @@ use super::{
     tree_tests::{Nest, process_in},
     *,
 };
-use crate::{limit::AttachedLimit, net::NetNs};
+use crate::{
+    limit::AttachedLimit,
+    net::{NetNs, tun_path::TunPath},
+};
 
 /// In the process that the test starts: its network namespace and where to connect to.
 const ROLE: &str = "TIDEGATE_TEST_CLAMP";
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Packets that the relay keeps in a direction.
-const RELAYED_MAX: usize = 4096;
 
 /// The process in the limit, not a test of its own: it sends, and for each line says its window in segments.
 #[test]
@@ -54,82 +46,6 @@ fn sends() {
     thread::spawn(move || while stream.write_all(&[7; 10_000]).is_ok() {});
     for _ in io::stdin().lines() {
         println!("said {}", tcp_info(&asked).unwrap().cwnd_segments);
-    }
-}
-
-fn tun(netns: &NetNs, address: Ipv4Addr) -> File {
-    let open = || {
-        let flags = libc::O_NONBLOCK | libc::O_CLOEXEC;
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(flags).open("/dev/net/tun").unwrap()
-    };
-    let file = netns.run(open).unwrap();
-    // SAFETY: all zeros are such a value.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(b"tun0") {
-        *to = *from as libc::c_char;
-    }
-    request.ifr_ifru.ifru_flags = (libc::IFF_TUN | libc::IFF_NO_PI) as libc::c_short;
-    // SAFETY: the descriptor is open, and the request is live and of the type that the call takes.
-    let ret = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
-    assert_eq!(ret, 0, "{}", io::Error::last_os_error());
-    let mut netlink = netns.netlink().unwrap();
-    let index = netlink.index_of("tun0").unwrap();
-    netlink.add_address(index, IpAddr::V4(address), 24).unwrap();
-    netlink.set_up(index, true).unwrap();
-    file
-}
-
-/// Two network namespaces with a path between them.
-struct Delayed {
-    ends: [NetNs; 2],
-    /// One way, in microseconds.
-    delay_us: Arc<AtomicU64>,
-    has_ended: Arc<AtomicBool>,
-    relays: Vec<JoinHandle<()>>,
-}
-
-impl Delayed {
-    const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 97, 7, 1), Ipv4Addr::new(10, 97, 7, 2)];
-
-    fn new(name: &str) -> Delayed {
-        let name = |end| format!("tidegate-{name}-{}-{end}", std::process::id());
-        let ends = ["a", "b"].map(|end| NetNs::create(&name(end)).unwrap());
-        let (delay_us, has_ended) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
-        let files = [0, 1].map(|i| Arc::new(tun(&ends[i], Delayed::ADDRESSES[i])));
-        let relays = [0, 1].map(|i| {
-            let (from, to) = (files[i].clone(), files[1 - i].clone());
-            let (delay_us, has_ended) = (delay_us.clone(), has_ended.clone());
-            thread::spawn(move || relay(&from, &to, &delay_us, &has_ended))
-        });
-        Delayed { ends, delay_us, has_ended, relays: relays.into() }
-    }
-}
-
-impl Drop for Delayed {
-    fn drop(&mut self) {
-        self.has_ended.store(true, Ordering::Relaxed);
-        self.relays.drain(..).for_each(|relay| drop(relay.join()));
-    }
-}
-
-fn relay(mut from: &File, mut to: &File, delay_us: &AtomicU64, has_ended: &AtomicBool) {
-    let mut under_way: VecDeque<(Instant, Vec<u8>)> = VecDeque::new();
-    let mut packet = [0; 2048];
-    while !has_ended.load(Ordering::Relaxed) {
-        let next = under_way.front().map(|(at, _)| at.saturating_duration_since(Instant::now()));
-        let wait = next.unwrap_or(PATIENCE).min(Duration::from_millis(20));
-        let wait = Timespec { tv_sec: 0, tv_nsec: wait.as_nanos() as i64 };
-        let _ = poll(&mut [PollFd::from_borrowed_fd(from.as_fd(), PollFlags::IN)], Some(&wait));
-        while let Ok(bytes) = from.read(&mut packet) {
-            let at = Instant::now() + Duration::from_micros(delay_us.load(Ordering::Relaxed));
-            if under_way.len() < RELAYED_MAX {
-                under_way.push_back((at, packet[..bytes].to_vec()));
-            }
-        }
-        while under_way.front().is_some_and(|(at, _)| *at <= Instant::now()) {
-            let _ = under_way.pop_front().map(|(_, packet)| to.write(&packet));
-        }
     }
 }
 
@@ -174,13 +90,13 @@ fn root_the_window_follows_the_rate_and_the_path() {
     }
     let nest = Nest::new("clamp", 1);
     let (hierarchy, group) = (&nest.hierarchy, &nest.groups[0]);
-    let path = Delayed::new("clamp");
+    let path = TunPath::new("clamp");
     let options = |mbit: u64| {
         let egress = Rate::from_bit_s(mbit * 1_000_000).map(VirtualQueueOptions::new);
         LimitOptions { egress, ..LimitOptions::default() }
     };
     let limit = AttachedLimit::attach(hierarchy, group, &options(2), None).unwrap();
-    let bind = || TcpListener::bind(SocketAddr::from((Delayed::ADDRESSES[1], 0))).unwrap();
+    let bind = || TcpListener::bind(SocketAddr::from((TunPath::ADDRESSES[1], 0))).unwrap();
     let listener = path.ends[1].run(bind).unwrap();
     let role = format!("{} {}", path.ends[0].name(), listener.local_addr().unwrap());
     let mut command = process_in(group, concat!(module_path!(), "::sends"));

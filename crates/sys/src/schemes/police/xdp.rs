@@ -9,7 +9,7 @@ use libbpf_rs::OpenObject;
 
 use crate::{
     bpf::{load_skel, open_skel, random_seed},
-    device::Target,
+    device::{self, Target},
     exempt::set_exempt,
     limit::{LimitError, LimitMaps},
     query, skel, xdp,
@@ -33,7 +33,7 @@ pub(crate) fn load<'a>(
 /// Puts the program on a device that has no other, in the driver if it can, else in the stack. It stays as
 /// long as the link is open or pinned.
 pub(crate) fn attach(target: &Target, maps: &LimitMaps) -> Result<OwnedFd, LimitError> {
-    let device = || target.scope.name().to_owned();
+    let name = || target.scope.name().to_owned();
     let taken = |there: Option<xdp::OnDevice>| {
         // A bond refuses a program on a device that is in it.
         let holder = there.map_or_else(
@@ -44,8 +44,11 @@ pub(crate) fn attach(target: &Target, maps: &LimitMaps) -> Result<OwnedFd, Limit
                 format!("program {}{name}", there.program)
             },
         );
-        LimitError::XdpTaken { device: device(), holder }
+        LimitError::XdpTaken { device: name(), holder }
     };
+    if !device::is_ethernet(target.ifindex) {
+        return Err(LimitError::XdpWithoutEthernet(name()));
+    }
     if let Some(there) = xdp::on_device(target.ifindex) {
         return Err(taken(Some(there)));
     }
@@ -54,6 +57,6 @@ pub(crate) fn attach(target: &Target, maps: &LimitMaps) -> Result<OwnedFd, Limit
     let linked = xdp::link_in_any(object.progs.police_xdp.as_fd(), target.ifindex);
     linked.map(|(link, _)| link).map_err(|e| match xdp::is_taken(&e) {
         true => taken(xdp::on_device(target.ifindex)),
-        false => LimitError::AttachDevice { device: device(), source: e.into() },
+        false => LimitError::AttachDevice { device: name(), source: e.into() },
     })
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use proptest::prelude::*;
 use tidegate_core::{
-    Bytes, Scheme, Span,
+    Bytes, Scheme, Scope, Span,
     exempt::Exempt,
     police::{Action, ColourMap, MeterOptions, MeterType, Policy},
     queue_options::VirtualQueueOptions,
@@ -17,7 +17,10 @@ use super::{
     kernel_tests::{BUCKET, FRAME_BYTES, S, UDP, boottime_ns, frame_v4, frame_v6, full_at},
     *,
 };
-use crate::{bpf::lookup, net::NetNs};
+use crate::{
+    bpf::lookup,
+    net::{NetNs, tun_path::TunPath},
+};
 
 const XDP_DROP: u32 = 1;
 const XDP_PASS: u32 = 2;
@@ -324,6 +327,27 @@ fn root_police_xdp_counts_the_headers_of_aggregates() {
     assert_eq!(bytes(&long[5]), (54 + 20 * 1460 - 7) + 3 * 54);
     // Longer than the bucket is deep, and no aggregate.
     assert_eq!((long[3].passed, long[6].passed), (false, false));
+}
+
+/// A frame there is IP alone, so the program would not find the addresses that are exempt.
+#[test]
+fn root_police_xdp_refuses_a_device_without_ethernet() {
+    if !is_root("root_police_xdp_refuses_a_device_without_ethernet") {
+        return;
+    }
+    let path = TunPath::new("xdp");
+    let Policer(limit, _) = limit(&red("drop"), "");
+    let refused = path.ends[0].run(|| {
+        let mut storage = MaybeUninit::uninit();
+        let police = load(&mut storage, AttachPoint::Device, false).unwrap();
+        let target = Target::find(&Scope::Dev("tun0".to_owned())).unwrap();
+        xdp::attach(&target, &maps(&police, &limit).unwrap()).map(drop)
+    });
+    let refused = refused.unwrap().unwrap_err();
+    assert!(
+        matches!(&refused, LimitError::XdpWithoutEthernet(name) if name == "tun0"),
+        "{refused}"
+    );
 }
 
 /// The law of a group, and equal parts, in the program of XDP.
