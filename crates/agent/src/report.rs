@@ -17,8 +17,8 @@ use tidegate_sys::{clock::monotonic_ns, files::lock};
 const FILE: &str = "agent.json";
 /// The lock of the agent that runs, with the time of its last [beat](Pulse::beat).
 const LOCK: &str = "agent.lock";
-/// An agent that has not beaten for so long hangs. To load the programs of one limit takes an emulated machine a
-/// minute.
+/// An agent that has not beaten for so long hangs. An emulated machine needs a minute to load the programs of
+/// one limit.
 const SILENCE_MAX: Duration = Duration::from_mins(5);
 /// Digits of the time in the lock.
 const TIME_DIGITS: usize = 20;

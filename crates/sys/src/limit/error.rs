@@ -75,7 +75,8 @@ pub enum LimitError {
     },
     /// Its packets have no link header, and XDP's program reads Ethernet's.
     #[error(
-        "device `{0}` carries IP without Ethernet's header, which the XDP program reads; write hook = \"auto\""
+        "device `{0}` carries IP without Ethernet's header, which the XDP program reads; write hook = \
+         \"auto\""
     )]
     XdpWithoutEthernet(String),
     /// A qdisc that somebody has put on the device.

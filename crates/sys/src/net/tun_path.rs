@@ -1,5 +1,5 @@
-//! A path for tests: two TUN devices `tun0` in namespaces of their own, and a relay between them, which delays
-//! what passes. The devices carry IP without a link header.
+//! A path for tests: two TUN devices `tun0` in namespaces of their own, and a relay between them, which
+//! delays packets. The devices carry IP without a link header.
 
 use std::{
     collections::VecDeque,
