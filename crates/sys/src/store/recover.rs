@@ -7,6 +7,8 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
+use tidegate_core::Scope;
+
 use super::{
     ASIDE, BUILDING, CGROUP, DEV, PARENT, PORT, PinnedLimit, Store, StoreError, cgroup_in,
     contains,
@@ -438,6 +440,14 @@ impl Store {
         step
     }
 
+    /// The name of the device of a limit: that of now, as it may have been renamed.
+    fn device_now(&self, name: &str) -> Option<String> {
+        let opened = Hierarchy::find().ok().and_then(|h| self.open(&h, name).ok());
+        let scope = opened.and_then(|pinned| pinned.scope).filter(Scope::is_device);
+        let now = scope.map(|scope| scope.name().to_owned());
+        now.or_else(|| device_in(&self.root.join(name)))
+    }
+
     /// What taking a limit off removes.
     pub(super) fn removal(&self, deed: Deed, name: &str) -> Step {
         let dir = self.root.join(name);
@@ -446,7 +456,7 @@ impl Store {
             deed,
             limit: name.to_owned(),
             network_namespace: limit.map_or(0, |limit| limit.cgroup_id),
-            device: device_in(&dir).unwrap_or_default(),
+            device: self.device_now(name).unwrap_or_default(),
             objects: Vec::new(),
         };
         let Some(limit) = limit.filter(device::is_in_this_namespace) else { return step };

@@ -245,3 +245,24 @@ fn root_htb_a_limit_comes_back_to_its_renamed_device() {
         store.remove(&lock, "a").unwrap();
     });
 }
+
+/// A writer that dies when the pins are gone leaves the rest to its journal.
+#[test]
+fn root_htb_a_journal_names_a_renamed_device_as_it_is_called_now() {
+    const TEST: &str = "root_htb_a_journal_names_a_renamed_device_as_it_is_called_now";
+    in_scene(TEST, |store, hierarchy| {
+        let mut lock = store.lock().unwrap();
+        store.install(&lock, hierarchy, "a", &device(), &options(Scheme::Htb), None).unwrap();
+        let renamed = Command::new("ip").args(["link", "set", "v0", "name", "w0"]).status();
+        assert!(renamed.unwrap().success());
+        let step = store.removal(Deed::Remove, "a");
+        assert_eq!(step.device, "w0");
+        lock.journal.begin(step).unwrap();
+        remove_pins(&store.root.join("a")).unwrap();
+        lock = again(store, lock);
+        assert_eq!(lock.problems(), [""; 0]);
+        let mut netlink = Netlink::open().unwrap();
+        let index = netlink.index_of("w0").unwrap();
+        assert!(root_qdisc::ours(&netlink.qdisc_stats(index).unwrap()).is_none());
+    });
+}
