@@ -289,7 +289,11 @@ fn root_explain_tells_when_packets_were_dropped() {
     let mut command = place.inside(&place.group, "env");
     sender(&mut command, &format!("udp {} {}", socket.local_addr().unwrap(), usize::MAX));
     let _flood = Guard(command.spawn().unwrap());
-    let first = wait_for_reason(&place, &[place.group.path()], "full");
+    // On a busy machine the flood does not fill it all the time.
+    let first = wait_for_answer(&place, &[place.group.path()], |first| {
+        let is_full = |sentence: &str| sentence.contains("is full");
+        first["verdict"]["reason"] == "full" && first["sentence"].as_str().is_some_and(is_full)
+    });
     let egress = &first["limits"][0]["egress"];
     let dropped = |suffix: &str| {
         ["drop_full", "drop_reserve", "drop_early"]
@@ -299,7 +303,6 @@ fn root_explain_tells_when_packets_were_dropped() {
     };
     assert!(dropped("packets") > 0 && dropped("ago_ns") > 0, "{egress}");
     assert!(dropped("ago_ns") < 60_000_000_000, "in this test: {egress}");
-    assert!(first["sentence"].as_str().unwrap().contains("is full"), "{first}");
     let text = place.ok(&["explain", "--sample", "50ms", place.group.path()]);
     assert!(text.contains(" ago, ") && text.contains("dropped ("), "{text}");
 }
