@@ -10,7 +10,7 @@ pub mod verdict;
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     os::unix::fs::MetadataExt,
     thread,
     time::{Duration, Instant},
@@ -40,6 +40,9 @@ use crate::{
 
 /// Cgroups that one explanation looks at, at most.
 pub const MAX_PLACES: usize = 8;
+
+/// Pairs of addresses whose way out is looked up, at most.
+const MAX_ENDS: usize = 64;
 
 /// What is asked about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,7 +136,7 @@ pub struct Explanation {
 pub struct Place {
     /// Its path; empty for the root.
     pub cgroup: String,
-    /// The limits that apply, innermost first; those of devices and ports last.
+    /// The limits that apply, innermost first; then those of devices and ports, at the far end last.
     pub limits: Vec<Applied>,
     /// The TCP sockets at and below the cgroup: those that were asked about first, then the fastest.
     pub sockets: Vec<SocketSample>,
@@ -161,6 +164,9 @@ pub struct Applied {
     pub origin: Origin,
     /// Whether it is enforced.
     pub state: State,
+    /// It is on the port that leads to the other end: its ingress is what is sent from here.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub far_end: bool,
     /// The name of the limit that it is inside of.
     pub parent: Option<String>,
     /// What it has of that at least.
@@ -316,7 +322,7 @@ pub fn explain(
             let here = matches!(wanted, Wanted::All) || socket.cgroup.as_ref() == Some(&path);
             socket.asked = here && wanted.wants(socket.inode, socket.local, socket.remote);
         }
-        let ports = ports_of(&now, &wanted.namespaces(&found));
+        let ports = [ports_of(&now, &wanted.namespaces(&found)), ports_towards(&now, &found.list)];
         let Sockets { list: mut sockets, whole, namespaces } = found;
         let inside = around.inside(&now, &limits);
         let passed = passed(&passing, &limits);
@@ -387,6 +393,45 @@ fn ports_of(live: &[Live], namespaces: &BTreeSet<u64>) -> BTreeSet<String> {
         }
     }
     found
+}
+
+/// The names of the limits on ports by which all leaves that the sockets asked about send: a guest or a pod
+/// behind it has the other end.
+fn ports_towards(live: &[Live], sockets: &[SocketSample]) -> BTreeSet<String> {
+    let is_port = |limit: &&Live| {
+        matches!(limit.status.scope, Scope::Port(_)) && !limit.status.state.is_gone()
+    };
+    let mut ports: Vec<_> = live.iter().filter(is_port).collect();
+    let asked = || sockets.iter().filter(|socket| socket.asked);
+    let is_idle = asked().all(|socket| socket.moved_bit_s() == 0);
+    let moving = asked().filter(|socket| is_idle || socket.moved_bit_s() > 0);
+    let ends = moving.map(|socket| (socket.namespace, socket.local.ip(), socket.remote.ip()));
+    let ends: BTreeSet<_> = ends.collect();
+    if ends.is_empty() || ends.len() > MAX_ENDS {
+        return BTreeSet::new();
+    }
+    let mut handles = BTreeMap::new();
+    for (namespace, local, remote) in ends {
+        if ports.is_empty() {
+            break;
+        }
+        let open = || NetNs::find(namespace).and_then(|netns| netns.netlink().ok());
+        let netlink = handles.entry(namespace).or_insert_with(open).as_mut();
+        let way = netlink.and_then(|netlink| netlink.way_out(local, remote).ok());
+        let way = way.unwrap_or_default();
+        let octets = match remote {
+            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+            IpAddr::V6(address) => address.octets(),
+        };
+        ports.retain(|limit| {
+            let matched = limit.status.settings.matched();
+            let mut prefixes = matched.as_slice().iter();
+            limit.place_ids.first() == Some(&namespace)
+                && way.contains(&limit.ifindex)
+                && (matched.is_empty() || prefixes.any(|prefix| prefix.contains(octets)))
+        });
+    }
+    ports.into_iter().map(|limit| limit.status.name.clone()).collect()
 }
 
 /// What is asked about, its sockets, and its cgroups.
@@ -468,14 +513,14 @@ impl Around {
     }
 
     /// The limits that apply here: of cgroups from the inside out, also those that are pinned to one of these
-    /// but not enforced; then those of devices in the network namespaces of the processes, and of `ports`
-    /// that lead there.
+    /// but not enforced; then those of devices in the network namespaces of the processes, of `ports` that
+    /// lead there, and of those that lead to the other end.
     fn pick(
         &self,
         live: &[Live],
         limits: &[Applied],
         namespaces: &[u64],
-        ports: &BTreeSet<String>,
+        [near, far]: &[BTreeSet<String>; 2],
     ) -> Vec<Applied> {
         let pairs = || live.iter().zip(limits);
         let parents: Parents<'_> =
@@ -497,7 +542,12 @@ impl Around {
                 && live.place_ids.iter().any(|id| namespaces.contains(id))
         });
         picked.extend(device.map(|(_, limit)| limit.clone()));
-        picked.extend(limits.iter().filter(|limit| ports.contains(&limit.name)).cloned());
+        let on = |ports: &BTreeSet<String>| {
+            limits.iter().filter(|limit| ports.contains(&limit.name)).cloned().collect::<Vec<_>>()
+        };
+        picked.extend(on(near));
+        let far = far.difference(near).cloned().collect();
+        picked.extend(on(&far).into_iter().map(|limit| Applied { far_end: true, ..limit }));
         picked
     }
 }
@@ -544,6 +594,7 @@ fn applied(limit: &Live, earlier: &[Live], sample_ns: u64) -> Applied {
         members,
         origin: limit.origin,
         state,
+        far_end: false,
         parent,
         guarantee_bit_s,
         weight,

@@ -117,6 +117,7 @@ fn show_limit(out: &mut impl Write, paint: Paint, limit: &Applied, sample: &str)
     let xdp = settings
         .xdp_mode
         .map_or_else(String::new, |mode| format!(", ingress in XDP ({})", output::xdp_mode(mode)));
+    let far_end = if limit.far_end { ", which leads to the other end" } else { "" };
     let loopback = if settings.loopback() { ", loopback too" } else { "" };
     let inside = limit.parent.as_ref().map_or_else(String::new, |parent| {
         let guarantee = limit.guarantee_bit_s.map(output::rate);
@@ -125,7 +126,7 @@ fn show_limit(out: &mut impl Write, paint: Paint, limit: &Applied, sample: &str)
     });
     writeln!(
         out,
-        "Limit {} on {}: {}{xdp}{inside}{loopback}{held}",
+        "Limit {} on {}{far_end}: {}{xdp}{inside}{loopback}{held}",
         paint.bold(&format!("`{}`", limit.name)),
         limit.scope,
         output::scheme(settings)

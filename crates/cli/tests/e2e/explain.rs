@@ -2,16 +2,20 @@
 
 use std::{
     io,
-    net::{SocketAddr, TcpListener, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
     process::{Child, Stdio},
     thread,
 };
 
 use rustix::process::Signal;
 use serde_json::Value;
+use tidegate_instruments::plumbing::{add_bridge, set_master};
+use tidegate_sys::net::{NetNs, VethPair};
 
 use crate::{
     common::{Guard, Place, signal, wait_for},
+    edt::{Bed, net_of, ok},
+    htb::{guest, json},
     need_root,
     traffic::{accept, sender},
 };
@@ -28,10 +32,13 @@ struct Transfer {
 
 impl Transfer {
     fn start(spawn: impl FnOnce(&str) -> Child) -> Transfer {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Transfer::to(&TcpListener::bind("127.0.0.1:0").unwrap(), spawn)
+    }
+
+    fn to(listener: &TcpListener, spawn: impl FnOnce(&str) -> Child) -> Transfer {
         let remote = listener.local_addr().unwrap();
         let sender = Guard(spawn(&format!("stream {remote} {PIECE_BYTES}")));
-        let mut stream = accept(&listener);
+        let mut stream = accept(listener);
         let local = stream.peer_addr().unwrap();
         // Ends with the sender.
         thread::spawn(move || io::copy(&mut stream, &mut io::sink()));
@@ -269,6 +276,73 @@ fn root_explain_without_a_limit_says_so() {
         assert_eq!(first["sentence"], "not limited by Tidegate", "{subject}");
         assert_eq!(names(first), Vec::<&str>::new());
     }
+}
+
+/// A program of the host sends to a guest: the limit of the guest's port holds it back, also where the port
+/// is one of a bridge.
+#[test]
+fn root_explain_names_the_limit_of_the_port_that_leads_to_the_other_end() {
+    need_root!();
+    const BRIDGED: [&str; 2] = ["10.99.0.2", "fd00:99::2"];
+    for (scheme, address) in
+        [("police", "10.96.0.2"), ("htb", "10.96.0.2"), ("htb", BRIDGED[0]), ("htb", BRIDGED[1])]
+    {
+        let (place, bed) = (Place::new(), Bed::new());
+        let guest = match BRIDGED.contains(&address) {
+            true => behind_a_bridge(&bed, [["10.99.0.1", "fd00:99::1"], BRIDGED]),
+            false => guest(&bed),
+        };
+        let address: IpAddr = address.parse().unwrap();
+        let add = "limit add guest --port tap0 --ingress 20mbit --scheme";
+        ok(&place, &bed, &format!("{add} {scheme}"));
+        let listener = guest.run(|| TcpListener::bind((address, 0)).unwrap()).unwrap();
+        let transfer = Transfer::to(&listener, |order| {
+            let mut command = place.inside(&place.group, "nsenter");
+            command.arg(net_of(&bed.sender)).arg("env");
+            sender(&mut command, order);
+            command.spawn().unwrap()
+        });
+        let pid = transfer.pid();
+        for subject in [transfer.local.to_string(), pid] {
+            wait_for("a verdict that names the limit", || {
+                let words = format!("explain --sample 200ms --json {subject}");
+                let explained = json(&place, &bed, &words);
+                let places = explained["places"].as_array().unwrap();
+                let here = places.iter().find(|p| p["cgroup"] == place.group.path()).unwrap();
+                let [limit] = &here["limits"].as_array().unwrap()[..] else { return None };
+                assert_eq!((&limit["name"], &limit["far_end"]), (&"guest".into(), &true.into()));
+                let verdict = &here["verdict"];
+                let is_full = verdict["reason"] == "full" && verdict["direction"] == "ingress";
+                (is_full && verdict["limit"] == "guest").then_some(())
+            });
+        }
+        let text = ok(&place, &bed, &format!("explain --sample 10ms {}", transfer.local));
+        let line = format!("Limit `guest` on port `tap0`, which leads to the other end: {scheme}");
+        assert!(text.contains(&line), "{text}");
+        drop(transfer);
+        ok(&place, &bed, "detach");
+    }
+}
+
+/// A guest whose port is one of a bridge, which has the host's addresses.
+fn behind_a_bridge(bed: &Bed, [host_has, guest_has]: [[&str; 2]; 2]) -> NetNs {
+    let guest = NetNs::create(&format!("{}-g", bed.sender.name())).unwrap();
+    let mut host = bed.sender.netlink().unwrap();
+    host.add_veth(&VethPair { name: "tap0", peer: "eth0", peer_netns: Some(&guest) }).unwrap();
+    add_bridge(&mut host, "br0").unwrap();
+    let (bridge, port) = (host.index_of("br0").unwrap(), host.index_of("tap0").unwrap());
+    set_master(&mut host, port, bridge).unwrap();
+    for address in host_has {
+        host.add_address(bridge, address.parse().unwrap(), 24).unwrap();
+    }
+    [port, bridge].into_iter().for_each(|index| host.set_up(index, true).unwrap());
+    let mut netlink = guest.netlink().unwrap();
+    let index = netlink.index_of("eth0").unwrap();
+    for address in guest_has {
+        netlink.add_address(index, address.parse().unwrap(), 24).unwrap();
+    }
+    netlink.set_up(index, true).unwrap();
+    guest
 }
 
 #[test]

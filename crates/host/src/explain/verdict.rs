@@ -109,6 +109,15 @@ struct Held<'a> {
 }
 
 impl Held<'_> {
+    /// The direction for which it limits the subject.
+    fn of_subject(&self) -> &'static str {
+        match (self.limit.far_end, self.direction) {
+            (false, direction) => direction,
+            (true, "egress") => "ingress",
+            (true, _) => "egress",
+        }
+    }
+
     fn used(&self) -> f64 {
         self.now.used_bit_s as f64 / self.now.now.may_use_bit_s().max(1) as f64
     }
@@ -237,7 +246,7 @@ fn of_limits(limits: &[Applied], sockets: &[SocketSample], of_cgroup: bool) -> V
         |of: fn(&SocketSample) -> u64| moving.iter().map(|s| of(s)).fold(0, u64::saturating_add);
     let sends = sum(|s| s.sent_bit_s) >= sum(|s| s.received_bit_s);
     // A flow within the cgroup also arrives in it.
-    let only_ingress = within && held.iter().all(|h| h.direction == "ingress");
+    let only_ingress = within && held.iter().all(|h| h.of_subject() == "ingress");
     let direction = if sends && !only_ingress { "egress" } else { "ingress" };
     match moving[..] {
         [socket] if direction == "egress" => one_flow(&held, socket),
@@ -247,7 +256,7 @@ fn of_limits(limits: &[Applied], sockets: &[SocketSample], of_cgroup: bool) -> V
 
 /// The fullest limit, or the senders themselves.
 fn fullest(held: &[Held<'_>], direction: Option<&str>, moving: &[&SocketSample]) -> Verdict {
-    let there = held.iter().filter(|h| direction.is_none_or(|d| d == h.direction));
+    let there = held.iter().filter(|h| direction.is_none_or(|d| d == h.of_subject()));
     // Of equals the innermost.
     let by_use = |a: &&Held<'_>, b: &&Held<'_>| {
         let key = |h: &Held<'_>| (h.is_full(), h.used());
@@ -269,7 +278,7 @@ fn fullest(held: &[Held<'_>], direction: Option<&str>, moving: &[&SocketSample])
 
 /// One flow that sends.
 fn one_flow(held: &[Held<'_>], socket: &SocketSample) -> Verdict {
-    let shares = held.iter().filter(|h| h.paces() && h.direction == "egress");
+    let shares = held.iter().filter(|h| h.paces() && h.of_subject() == "egress");
     let share = |h: &Held<'_>| h.now.now.fair.map_or(u64::MAX, |fair| fair.share_bit_s);
     let paced = socket.max_pacing_bit_s.zip(shares.min_by_key(|h| share(h)));
     let Some((pace, holder)) = paced else {
@@ -290,7 +299,7 @@ fn one_flow(held: &[Held<'_>], socket: &SocketSample) -> Verdict {
     if socket.receiver_limited >= RECEIVER {
         return Verdict::Receiver { part: socket.receiver_limited };
     }
-    let full = held.iter().find(|h| h.direction == "egress" && !h.paces() && h.is_full());
+    let full = held.iter().find(|h| h.of_subject() == "egress" && !h.paces() && h.is_full());
     if let Some(full) = full {
         return full.verdict();
     }

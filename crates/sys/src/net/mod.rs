@@ -14,6 +14,7 @@ pub mod holders;
 mod link;
 mod netlink;
 mod netns;
+mod path;
 pub mod qdisc;
 mod queues;
 mod spawn;

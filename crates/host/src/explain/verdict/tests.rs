@@ -36,6 +36,7 @@ fn limit(name: &str, scheme: &'static str, used_mbit: u64) -> Applied {
         members: None,
         origin: Origin::Pinned,
         state: State::InForce,
+        far_end: false,
         parent: None,
         guarantee_bit_s: None,
         weight: None,
@@ -64,6 +65,17 @@ fn a_flow_in_the_queue_of_a_limit_is_limited() {
     let mut gone = passed;
     gone.state = State::Detached;
     assert_eq!(or_of_queue(none(), &gone), none());
+}
+
+/// A flow to a guest: what it sends is ingress of the limit on the guest's port.
+#[test]
+fn a_flow_to_a_guest_is_held_by_the_limit_of_the_guests_port() {
+    let mut port = Applied { far_end: true, ..limit("guest", "htb", 950) };
+    let sends = [socket(950, None)];
+    assert_eq!(judge(std::slice::from_ref(&port), &[], &sends, false), Verdict::Unlimited);
+    std::mem::swap(&mut port.egress, &mut port.ingress);
+    let said = judge(&[port], &[], &sends, false).to_string();
+    assert!(said.starts_with("limit `guest` (htb, ingress 1gbit) is full"), "{said}");
 }
 
 /// A socket that was asked about, sends at so many Mbit/s and may pace at so many.
