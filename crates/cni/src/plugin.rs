@@ -1,7 +1,8 @@
 //! The commands of the plugin, on the limits of this host.
 //!
-//! A limit's name says whose it is: `cni-NETWORK-CONTAINER-INTERFACE`, where the network and the interface
-//! are hashes, and the container is the beginning of its id. So nothing but the limits has to be stored.
+//! A limit's name says whose it is: `cni-NETWORK-POD-INTERFACE`. The network and the interface (with the id
+//! of its container) are hashes, and by these alone a limit is found again: nothing else has to be stored.
+//! POD is for people: `NAMESPACE_NAME` if the runtime says so, else the beginning of the container's id.
 
 use std::{collections::BTreeSet, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
@@ -17,17 +18,21 @@ use tidegate_sys::{
     features,
     limit::LimitOptions,
     net::{NetError, NetNs, Netlink},
-    store::{Store, StoreError},
+    store::{MAX_NAME_BYTES, Store, StoreError},
 };
 
 use crate::{
     bandwidth::Bandwidth,
     error::{CniError, Code},
-    request::{Attachment, Command, Request, VERSIONS},
+    request::{Attachment, Command, Pod, Request, VERSIONS},
 };
 
 /// Longest part of a container's id in the name of its limit, in bytes.
 const CONTAINER_MAX: usize = 24;
+/// Longest namespace and pod in the name of a limit, in bytes.
+const POD_MAX: usize = MAX_NAME_BYTES - "cni-01234567--0123456789abcdef".len();
+/// The namespace has so many of these, and more if the pod needs fewer.
+const NAMESPACE_MAX: usize = 12;
 /// How long the commands for other containers are waited for: a node that starts has them all at once. The
 /// runtime's own time-out is in minutes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -45,13 +50,13 @@ pub fn answer(store: &Path, request: &Request) -> Result<Option<Value>, CniError
         (Command::Add, Some(attachment)) => add(store, request, attachment).map(Some),
         (Command::Check, Some(attachment)) => check(store, request, attachment).map(|()| None),
         (Command::Del, Some(attachment)) => {
-            let own = limit_name(network, attachment);
-            remove(store, |name| name == own).map(|()| None)
+            remove(store, |name| is_of(name, network, attachment)).map(|()| None)
         }
         (Command::Gc, _) => {
-            let stay: Vec<_> = valid.iter().map(|it| limit_name(network, it)).collect();
             let own = network_prefix(network);
-            let goes = |name: &str| name.starts_with(&own) && !stay.iter().any(|it| it == name);
+            let stay: BTreeSet<_> = valid.iter().map(suffix).collect();
+            let stays = |name: &str| stay.iter().any(|suffix| name.ends_with(suffix));
+            let goes = |name: &str| name.starts_with(&own) && !stays(name);
             remove(store, goes).map(|()| None)
         }
         // The host can hold limits: that was seen when it was opened.
@@ -114,18 +119,18 @@ fn add(store: &Path, request: &Request, attachment: &Attachment) -> Result<Value
     if let Some(object) = result.as_object_mut() {
         object.insert("cniVersion".to_owned(), json!(request.version));
     }
-    let name = limit_name(&request.network, attachment);
+    let is_own = |name: &str| is_of(name, &request.network, attachment);
     let Some(limit) = Limit::of(request, attachment)? else {
-        if has_limit(store, &name)? {
-            remove(store, |it| it == name)?;
-        }
+        remove(store, is_own)?;
         return Ok(result);
     };
     locked(&open(store)?, |host| {
         host.reserve_journal().map_err(store_error)?;
         let present = host.host().present().map_err(store_error)?;
-        let is = present.iter().find(|limit| limit.name == name).map(|limit| &limit.options);
-        let options = limit.options(request, is)?;
+        let is = present.iter().find(|limit| is_own(&limit.name));
+        let options = limit.options(request, is.map(|limit| &limit.options))?;
+        let new_name = || limit_name(&request.network, request.pod.as_ref(), attachment);
+        let name = is.map_or_else(new_name, |limit| limit.name.clone());
         let (scope, asked) = (limit.scope.clone(), Asked::default());
         let wanted = Wanted { name, scope, options, parent: None, asked, members: Vec::new() };
         let refused = |e: String| CniError::new(Code::Limit, e);
@@ -145,16 +150,20 @@ fn check(store: &Path, request: &Request, attachment: &Attachment) -> Result<(),
     if request.result.is_none() {
         return Err(not_chained());
     }
-    let name = limit_name(&request.network, attachment);
     let failed = |problem: String| CniError::new(Code::Limit, problem);
+    // A container without rates needs no host that can hold limits.
+    let names = Store::at(store).names().map_err(store_error)?;
+    let name = names.into_iter().find(|name| is_of(name, &request.network, attachment));
     let Some(limit) = Limit::of(request, attachment)? else {
-        return match has_limit(store, &name)? {
-            true => Err(failed(format!("limit `{name}` is on, and no rate is asked for"))),
-            false => Ok(()),
+        return match name {
+            Some(name) => Err(failed(format!("limit `{name}` is on, and no rate is asked for"))),
+            None => Ok(()),
         };
     };
-    let found = open(store)?.find(&name).map_err(store_error)?;
-    let found = found.ok_or_else(|| failed(format!("there is no limit on {}", limit.scope)))?;
+    let host = open(store)?;
+    let missing = || failed(format!("there is no limit on {}", limit.scope));
+    let name = name.ok_or_else(missing)?;
+    let found = host.find(&name).map_err(store_error)?.ok_or_else(missing)?;
     let is = present(&found);
     if is.scope != limit.scope || is.state != State::InForce {
         let problem = format!("limit `{name}` is not in force on {}", limit.scope);
@@ -165,12 +174,6 @@ fn check(store: &Path, request: &Request, attachment: &Attachment) -> Result<(),
         None => Ok(()),
         Some(d) => Err(failed(format!("limit `{name}` has {} {}, not {}", d.field, d.from, d.to))),
     }
-}
-
-/// Whether there is a limit of this name. A container without rates needs no host that can hold limits.
-fn has_limit(store: &Path, name: &str) -> Result<bool, CniError> {
-    let names = Store::at(store).names().map_err(store_error)?;
-    Ok(names.iter().any(|it| it == name))
 }
 
 /// Takes limits off. All that can go do, whatever becomes of the others.
@@ -243,12 +246,31 @@ pub fn is_limit(name: &str) -> bool {
     hashes.is_some_and(|(network, own)| hex(network, 8) && hex(own, 16))
 }
 
-/// The name of an interface's limit.
-fn limit_name(network: &str, attachment: &Attachment) -> String {
-    let Attachment { container, interface } = attachment;
+/// How the name of an interface's limit ends.
+fn suffix(Attachment { container, interface }: &Attachment) -> String {
+    format!("-{:016x}", hash(&[container, interface]))
+}
+
+/// Whether a limit is that of an interface, whatever name its pod has. So are those with names of earlier
+/// versions, which had no pods in them.
+fn is_of(name: &str, network: &str, attachment: &Attachment) -> bool {
+    name.starts_with(&network_prefix(network)) && name.ends_with(&suffix(attachment))
+}
+
+/// The name of a new limit of an interface.
+fn limit_name(network: &str, pod: Option<&Pod>, attachment: &Attachment) -> String {
     let good = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
-    let start: String = container.chars().take(CONTAINER_MAX).map(good).collect();
-    format!("{}{start}-{:016x}", network_prefix(network), hash(&[container, interface]))
+    let start = |text: &str, max: usize| text.chars().take(max).map(good).collect::<String>();
+    let middle = match pod {
+        Some(Pod { namespace, name }) => {
+            let free = (POD_MAX - 1).saturating_sub(name.chars().count());
+            let namespace = start(namespace, free.max(NAMESPACE_MAX));
+            let rest = POD_MAX - 1 - namespace.len();
+            format!("{namespace}_{}", start(name, rest))
+        }
+        None => start(&attachment.container, CONTAINER_MAX),
+    };
+    format!("{}{middle}{}", network_prefix(network), suffix(attachment))
 }
 
 /// The same on every host and in every version.
@@ -269,11 +291,11 @@ mod tests {
     fn an_interface_has_a_name_of_its_own_that_can_be_a_limits() {
         let id = "8f1c".repeat(16);
         let names = [
-            limit_name("net", &attachment(&id, "eth0")),
-            limit_name("net", &attachment(&id, "eth1")),
-            limit_name("other", &attachment(&id, "eth0")),
-            limit_name("net", &attachment(&format!("{id}0"), "eth0")),
-            limit_name("net", &attachment("a.b_c", "eth0")),
+            limit_name("net", None, &attachment(&id, "eth0")),
+            limit_name("net", None, &attachment(&id, "eth1")),
+            limit_name("other", None, &attachment(&id, "eth0")),
+            limit_name("net", None, &attachment(&format!("{id}0"), "eth0")),
+            limit_name("net", None, &attachment("a.b_c", "eth0")),
         ];
         for (i, name) in names.iter().enumerate() {
             assert!(tidegate_sys::store::check_name(name).is_ok(), "{name}");
@@ -288,6 +310,41 @@ mod tests {
         }
         // It must be found again by every later version.
         assert_eq!(names[0], "cni-e53f18ba-8f1c8f1c8f1c8f1c8f1c8f1c-0cf56b686b3ab552");
+    }
+
+    #[test]
+    fn a_limit_has_the_name_of_its_pod_and_is_found_without_it() {
+        let name = |namespace: &str, pod: &str, container: &str| {
+            let pod = Pod { namespace: namespace.to_owned(), name: pod.to_owned() };
+            limit_name("net", Some(&pod), &attachment(container, "eth0"))
+        };
+        let web = "web-7d4b9c6f5-x2x8q";
+        let names = [
+            name("shop", web, "c1"),
+            name("shop", web, "c2"),
+            name("kube-system", "a.b", "c3"),
+            name(&"n".repeat(63), &"p".repeat(253), "c4"),
+            name(&"n".repeat(63), "p", "c5"),
+            name("ä", "é=..", "c6"),
+        ];
+        let middles = names.each_ref().map(|name| &name[13..name.len() - 17]);
+        let shop = "shop_web-7d4b9c6f5-x2x8q";
+        assert_eq!(middles[..3], [shop, shop, "kube-system_a_b"]);
+        assert_eq!(middles[3], format!("{}_{}", "n".repeat(12), "p".repeat(20)));
+        assert_eq!(middles[4], format!("{}_p", "n".repeat(31)));
+        for (i, name) in names.iter().enumerate() {
+            assert!(tidegate_sys::store::check_name(name).is_ok(), "{name}");
+            assert!(is_limit(name), "{name}");
+            for container in 1..=names.len() {
+                let own = attachment(&format!("c{container}"), "eth0");
+                assert_eq!(is_of(name, "net", &own), container == i + 1, "{name}");
+                assert!(!is_of(name, "other", &own), "{name}");
+            }
+        }
+        // As an earlier version has named it.
+        let id = "8f1c".repeat(16);
+        let earlier = "cni-e53f18ba-8f1c8f1c8f1c8f1c8f1c8f1c-0cf56b686b3ab552";
+        assert!(is_of(earlier, "net", &attachment(&id, "eth0")));
     }
 
     /// Indices are those of a namespace: another container's interface may have the same ones.

@@ -40,6 +40,26 @@ pub struct Attachment {
     pub interface: String,
 }
 
+/// The pod that a container is of, as Kubernetes names it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Pod {
+    /// Reads it from `CNI_ARGS`, a list such as `K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0`. The list is the
+    /// runtime's and may have anything else in it.
+    fn read(args: &str) -> Option<Pod> {
+        let value = |key| {
+            let pairs = args.split(';').filter_map(|pair| pair.split_once('='));
+            let found = pairs.filter(|(name, _)| *name == key).map(|(_, value)| value).next()?;
+            (!found.is_empty()).then(|| found.to_owned())
+        };
+        Some(Pod { namespace: value("K8S_POD_NAMESPACE")?, name: value("K8S_POD_NAME")? })
+    }
+}
+
 /// A configuration that was read, and what it is for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
@@ -51,6 +71,8 @@ pub struct Request {
     pub network: String,
     /// The interface; of commands that have one.
     pub attachment: Option<Attachment>,
+    /// The pod, if the runtime names it.
+    pub pod: Option<Pod>,
     /// The path of the container's network namespace; of commands that need it.
     pub netns: Option<String>,
     /// The rates; `None` if nothing is limited.
@@ -156,6 +178,7 @@ impl Request {
             version: config.version,
             network: config.name,
             attachment,
+            pod: variable("CNI_ARGS").and_then(|args| Pod::read(&args)),
             netns,
             bandwidth: (!bandwidth.is_none()).then_some(bandwidth),
             scheme,

@@ -51,9 +51,20 @@ impl Runtime {
     }
 
     fn call_for(&self, command: &str, id: &str, netns: &str, config: &Value) -> (bool, Value) {
+        self.call_with(command, (id, netns, ""), config)
+    }
+
+    /// The same with `CNI_ARGS`.
+    fn call_with(
+        &self,
+        command: &str,
+        (id, netns, args): (&str, &str, &str),
+        config: &Value,
+    ) -> (bool, Value) {
         let mut plugin = self.host(self.plugin.to_str().unwrap());
         plugin.env("CNI_COMMAND", command).env("CNI_CONTAINERID", id).env("CNI_IFNAME", "eth0");
         plugin.env("CNI_NETNS", netns).env("CNI_PATH", "/nowhere");
+        plugin.env("CNI_ARGS", args);
         let mut child = plugin
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -172,6 +183,49 @@ fn root_cni_limits_a_container_until_it_is_deleted() {
     runtime.ok("DEL", &other);
     let (done, answer) = runtime.call_for("DEL", "c1", "/run/netns/gone", &other);
     assert!(done, "{answer}");
+}
+
+/// A limit is named by its pod, and found again by a runtime that does not name that, or by GC. So is one
+/// that an earlier version has put on.
+#[test]
+fn root_cni_names_a_limit_by_its_pod() {
+    const POD: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-7d4b9c6f5-x2x8q";
+    need_root!();
+    let runtime = Runtime::new();
+    let asked = config("1.1.0", egress(LIMIT_BIT_S));
+    let netns = Runtime::netns(&runtime.bed.sender);
+    let add = |args: &str| {
+        let (done, answer) = runtime.call_with("ADD", ("c1", &netns, args), &asked);
+        assert!(done, "{answer}");
+        let limits = runtime.limits();
+        assert_eq!(limits.len(), 1, "{limits:?}");
+        limits[0]["name"].as_str().unwrap().to_owned()
+    };
+    let collect = json!({
+        "cniVersion": "1.1.0",
+        "name": "net",
+        "type": "tidegate-cni",
+        "cni.dev/valid-attachments": [{ "containerID": "c1", "ifname": "eth0" }],
+    });
+    let name = add(POD);
+    assert!(name.contains("-shop_web-7d4b9c6f5-x2x8q-"), "{name}");
+    assert_eq!(add(""), name, "it keeps its name");
+    runtime.ok("CHECK", &asked);
+    runtime.ok("GC", &collect);
+    assert_eq!(runtime.limits().len(), 1);
+    runtime.ok("DEL", &asked);
+    assert!(runtime.limits().is_empty());
+
+    // Earlier versions have named all by their containers.
+    let earlier = add("");
+    assert!(earlier.contains("-c1-"), "{earlier}");
+    assert_eq!(add(POD), earlier);
+    let (done, answer) = runtime.call_with("CHECK", ("c1", &netns, POD), &asked);
+    assert!(done, "{answer}");
+    runtime.ok("GC", &collect);
+    assert_eq!(runtime.limits().len(), 1);
+    let (done, answer) = runtime.call_with("DEL", ("c1", &netns, POD), &asked);
+    assert!(done && runtime.limits().is_empty(), "{answer}");
 }
 
 #[test]

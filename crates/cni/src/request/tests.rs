@@ -50,6 +50,19 @@ fn rates_come_from_the_configuration_or_else_from_the_runtime() {
     assert_eq!(egress(&having(json!({ "runtimeConfig": { "bandwidth": {} } }))), None);
 }
 
+#[test]
+fn a_pod_has_the_names_that_the_runtime_gives() {
+    let pod = |args: &'static str| {
+        let pod = read(&with(&[("CNI_ARGS", args)]), &config()).unwrap().pod;
+        pod.map(|pod| (pod.namespace, pod.name))
+    };
+    let all = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web-0;K8S_POD_UID=7";
+    assert_eq!(pod(all), Some(("shop".to_owned(), "web-0".to_owned())));
+    for none in ["", "a", ";;=", "K8S_POD_NAME=web-0", "K8S_POD_NAMESPACE=;K8S_POD_NAME=web-0"] {
+        assert_eq!(pod(none), None, "{none}");
+    }
+}
+
 /// Kubernetes writes the rates, and who sets up the network the subnets.
 #[test]
 fn each_field_that_the_configuration_lacks_is_the_runtime_s() {
