@@ -322,6 +322,7 @@ impl Patch {
             ingress: direction(self.ingress, base.ingress, Direction::Ingress)?,
             scheme,
             chosen,
+            unfollowed: base.unfollowed,
             loopback: self.loopback.unwrap_or(base.loopback),
             pace_ceiling: self.pace_ceiling.unwrap_or(base.pace_ceiling),
             rto_min: timer("rto_min", self.rto_min)?.unwrap_or(base.rto_min),
@@ -574,6 +575,8 @@ fn shown(of: &LimitOptions, schemes: [Scheme; 2]) -> Vec<(String, String)> {
             }
         }
     }
+    let unfollowed = if of.unfollowed { "yes" } else { "no" };
+    shown.push(("unfollowed schedule".to_owned(), unfollowed.to_owned()));
     shown
 }
 

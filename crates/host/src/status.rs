@@ -95,6 +95,12 @@ impl Settings {
         self.options.is_some_and(|options| options.loopback)
     }
 
+    /// Whether nobody follows the schedule that its rates are of.
+    #[must_use]
+    pub fn is_unfollowed(&self) -> bool {
+        self.options.is_some_and(|options| options.unfollowed)
+    }
+
     /// With scheme `police`: meter and actions.
     #[must_use]
     pub fn police(&self) -> Option<Policy> {
@@ -129,6 +135,9 @@ impl Serialize for Settings {
         }
         if let Some(why) = self.options.and_then(|options| options.chosen) {
             map.serialize_entry("scheme_chosen", &why.to_string())?;
+        }
+        if self.is_unfollowed() {
+            map.serialize_entry("unfollowed", &true)?;
         }
         if let Some(mode) = self.xdp_mode {
             map.serialize_entry("xdp_mode", mode)?;

@@ -92,7 +92,8 @@ pub fn plan(store: &Path, run_dir: &Path, args: &PlanAtArgs) -> Result<ExitCode>
     let host = verbs::open(store)?;
     let present = host.present()?;
     let now = resolved(spec.clone(), &host, &at)?;
-    let (wanted, waiting) = now.wanted(&host, &present)?;
+    let is_followed = is_followed(run_dir, args);
+    let (wanted, waiting) = now.wanted(&host, &present, is_followed)?;
     let plan = planned(&now.spec, &present, &wanted, (&waiting, &now.goal.off), args.prune)?;
     let groups = Groups::look(&spec, false);
     print(&spec, run_dir, &plan, (&waiting, &now.goal.reports), args, (&groups, false))?;
@@ -117,7 +118,7 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
     let agent = AgentStatus::running(run_dir, &host.store().path());
     let mut host = host.lock()?;
     host.force(*force);
-    let done = apply_locked(&mut host, &spec, args.prune);
+    let done = apply_locked(&mut host, &spec, args.prune, is_followed(run_dir, args));
     verbs::close(host);
     let (plan, now, waiting) = done?;
     let groups = Groups::look(&spec, true);
@@ -142,10 +143,11 @@ fn apply_locked(
     host: &mut LockedHost,
     spec: &Spec,
     prune: bool,
+    is_followed: bool,
 ) -> Result<(Plan, Resolved, Vec<Waits>)> {
     let now = resolved(spec.clone(), host.host(), &Zoned::now())?;
     let present = host.host().present()?;
-    let (wanted, waiting) = now.wanted(host.host(), &present)?;
+    let (wanted, waiting) = now.wanted(host.host(), &present, is_followed)?;
     let plan = planned(&now.spec, &present, &wanted, (&waiting, &now.goal.off), prune)?;
     if !plan.actions.is_empty() {
         host.reserve_journal()?;
@@ -159,12 +161,22 @@ fn apply_locked(
 pub(super) struct Resolved {
     pub(super) spec: Spec,
     goal: Goal,
+    /// The limits whose schedule will give them other rates.
+    scheduled: BTreeSet<String>,
 }
 
 impl Resolved {
-    /// The limits that can be, and those that wait.
-    fn wanted(&self, host: &Host, present: &[Present]) -> Result<(Vec<Wanted>, Vec<Waits>)> {
+    /// The limits that can be, and those that wait. They note it if nobody follows their schedules.
+    fn wanted(
+        &self,
+        host: &Host,
+        present: &[Present],
+        is_followed: bool,
+    ) -> Result<(Vec<Wanted>, Vec<Waits>)> {
         let (mut wanted, mut waiting) = host.wanted(&self.spec, present)?;
+        for limit in &mut wanted {
+            limit.options.unfollowed = !is_followed && self.scheduled.contains(&limit.name);
+        }
         goal::set_members(&self.goal, present, &mut wanted);
         waiting.extend(self.goal.waiting.iter().cloned());
         Ok((wanted, waiting))
@@ -188,7 +200,14 @@ pub(super) fn resolved(mut spec: Spec, host: &Host, at: &Zoned) -> Result<Resolv
         return Err(UsageError(format!("{file}{line}: limit `{name}`: {reason}")).into());
     }
     spec.limits = goal.limits.iter().map(|goal| goal.limit.clone()).collect();
-    Ok(Resolved { spec, goal })
+    let changes = |limit: &&LimitSpec| limit.follow.schedule.change(at).is_some();
+    let scheduled = spec.limits.iter().filter(changes).map(|limit| limit.name.clone()).collect();
+    Ok(Resolved { spec, goal, scheduled })
+}
+
+/// Whether the agent keeps the file, and so follows its schedules.
+fn is_followed(run_dir: &Path, args: &PlanArgs) -> bool {
+    AgentStatus::find(run_dir).is_some_and(|agent| agent.keeps(&args.file))
 }
 
 /// The plan, or where in the file the reason is that there is none.
@@ -230,7 +249,7 @@ fn print(
     if reports.iter().any(|report| report.next_change.is_some()) {
         scan::zone_problem().iter().for_each(|problem| refusal::warn(problem));
     }
-    let is_followed = AgentStatus::find(run_dir).is_some_and(|agent| agent.keeps(&args.file));
+    let is_followed = is_followed(run_dir, args);
     let run_dir = RunDir::at(run_dir);
     let nics: Vec<_> = spec.nics.iter().map(|nic| (nic, run_dir.find(&nic.name))).collect();
     if args.look.json {

@@ -139,6 +139,7 @@ fn show(
         tell_hooks(&mut out, limits)?;
         tell_members(&mut out, limits)?;
         tell_builds(&mut out, limits)?;
+        tell_unfollowed(&mut out, limits)?;
         tell_at_risk(&mut out, limits)?;
         tell_waiting(&mut out, limits)?;
     }
@@ -217,6 +218,19 @@ fn tell_builds(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
                  has it run the programs of this one"
             )?;
         }
+    }
+    Ok(())
+}
+
+/// ... and which have the rates of a schedule that nobody follows.
+fn tell_unfollowed(out: &mut impl Write, limits: &[LimitStatus]) -> Result<()> {
+    for limit in limits.iter().filter(|limit| limit.settings.is_unfollowed()) {
+        let line = format!(
+            "{}: nobody follows its schedule: apply its file again at each change, or have `tidegate agent` \
+             keep it",
+            limit.name
+        );
+        writeln!(out, "{}", Paint::stdout().yellow(&line))?;
     }
     Ok(())
 }

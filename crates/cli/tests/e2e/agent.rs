@@ -661,11 +661,21 @@ fn root_agent_keeps_a_schedule() {
     let u = &slice.unique;
     let a = slice.make(&format!("{u}-a.service"));
     let scope = format!("unit = \"{u}-a.service\"");
+    // Applied by hand nobody follows it, until the agent does.
+    let later = jiff::Zoned::now().checked_add(jiff::Span::new().days(3)).unwrap();
+    let later = later.strftime("%a").to_string().to_lowercase();
+    let rows = format!("schedule = [{{ days = \"{later}\", egress = \"3mbit\" }}]");
+    bed.write("a.toml", &limit("a", &scope, &format!("egress = \"9mbit\"\n{rows}")));
+    place.ok(&["apply", bed.dir.join("a.toml").to_str().unwrap()]);
+    let unfollowed = || place.json(&["status", "--json"])["limits"][0]["unfollowed"].clone();
+    assert_eq!(unfollowed(), true);
+    let _agent = bed.start();
+    wait_for("the agent to follow it", || unfollowed().is_null().then_some(()));
+    assert_eq!(bed.rate("a"), Some(9_000_000));
     bed.write(
         "a.toml",
         &limit("a", &scope, "egress = \"9mbit\"\nschedule = [{ egress = \"3mbit\" }]"),
     );
-    let _agent = bed.start();
     whole(&a);
     // Every day, all day.
     wait_for("the rate", || (bed.rate("a") == Some(3_000_000)).then_some(()));

@@ -186,6 +186,13 @@ fn root_plan_and_apply_say_what_a_schedule_has_off() {
     let done = place.ok(&["apply", on.to_str().unwrap()]);
     assert!(done.contains("  p: schedule daily 00:00-24:00\n"), "{done}");
     assert!(!done.contains("nobody"), "it never changes: {done}");
+    let unfollowed = || {
+        let status = place.json(&["status", "--json"]);
+        let limits = status["limits"].as_array().unwrap().iter();
+        let those = limits.filter(|limit| limit["unfollowed"] == true);
+        those.map(|limit| limit["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert!(unfollowed().is_empty());
     assert!(Objects::on(&each).is_whole() && Objects::on(&plain).is_whole());
     let off = text(&day.strftime("%a").to_string().to_lowercase());
     let off = place.file("off.toml", &off);
@@ -218,6 +225,15 @@ fn root_plan_and_apply_say_what_a_schedule_has_off() {
     place.ok(&["apply", off]);
     assert_eq!(Objects::on(&each).links(), 0);
     assert!(Objects::on(&plain).is_whole());
+    // The host remembers it, and the next plan finds nothing to do.
+    assert_eq!(unfollowed(), ["p"]);
+    let status = place.ok(&["status"]);
+    assert!(status.contains("p: nobody follows its schedule: apply its file again"), "{status}");
+    place.ok(&["plan", off]);
+    place.ok(&["limit", "set", "p", "--egress", "8mbit"]);
+    assert_eq!(unfollowed(), ["p"]);
+    place.ok(&["apply", on.to_str().unwrap()]);
+    assert!(unfollowed().is_empty());
 }
 
 #[test]

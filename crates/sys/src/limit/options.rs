@@ -26,6 +26,8 @@ pub struct LimitOptions {
     pub scheme: Scheme,
     /// Why the scheme was chosen; `None`: it was named. Not in the map.
     pub chosen: Option<Why>,
+    /// Its rates are those of a schedule at one moment, and nobody follows the schedule. Not in the map.
+    pub unfollowed: bool,
     /// With [`Scheme::Nrm`]: no TCP socket paces faster than the egress limit.
     pub pace_ceiling: bool,
     /// Minimum retransmission time-out of the workload's TCP sockets; zero leaves the kernel's 200 ms.
@@ -50,6 +52,7 @@ impl Default for LimitOptions {
             loopback: false,
             scheme: Scheme::Pace,
             chosen: None,
+            unfollowed: false,
             pace_ceiling: true,
             rto_min: Nanos(20_000_000),
             delack_max: Nanos(5_000_000),
@@ -177,6 +180,7 @@ impl From<&intf::Entry> for LimitOptions {
             loopback: limit.flags & intf::FLAG_LOOPBACK != 0,
             scheme,
             chosen: None,
+            unfollowed: false,
             pace_ceiling: paces,
             rto_min: Nanos(u64::from(limit.rto_min_us) * 1000),
             delack_max: Nanos(u64::from(limit.delack_max_us) * 1000),

@@ -54,6 +54,10 @@ struct Text {
     /// Why the scheme was chosen; left out: it was named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     chosen: Option<String>,
+    /// Nobody follows the schedule that its rates are of. Left out elsewhere, so that an earlier build with
+    /// this ABI reads all other limits.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    unfollowed: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     egress: Option<Queue>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -132,6 +136,7 @@ impl Text {
             build: build.to_owned(),
             scheme: options.scheme.to_string(),
             chosen: options.chosen.map(|why| why.to_string()),
+            unfollowed: options.unfollowed,
             egress: options.egress.as_ref().map(Queue::of),
             ingress: options.ingress.as_ref().map(Queue::of),
             loopback: options.loopback,
@@ -164,6 +169,7 @@ impl Text {
             loopback: self.loopback,
             scheme: read(&self.scheme)?,
             chosen: self.chosen.as_deref().map(read).transpose()?,
+            unfollowed: self.unfollowed,
             pace_ceiling: self.pace_ceiling,
             rto_min: read(&self.rto_min)?,
             delack_max: read(&self.delack_max)?,

@@ -75,7 +75,7 @@ fn options() -> impl Strategy<Value = LimitOptions> {
         policy.prop_map(|(meter, actions, fair, hook)| Policy { meter, actions, fair, hook });
     (
         (queue(), queue(), scheme, proptest::option::of(class), policy),
-        (any::<[bool; 2]>(), any::<[u64; 2]>(), prefixes(), any::<u64>(), prefixes()),
+        (any::<[bool; 3]>(), any::<[u64; 2]>(), prefixes(), any::<u64>(), prefixes()),
     )
         .prop_map(
             |(
@@ -87,6 +87,7 @@ fn options() -> impl Strategy<Value = LimitOptions> {
                     ingress,
                     scheme,
                     chosen: flags[0].then_some(Why::NoHtb),
+                    unfollowed: flags[2],
                     class,
                     police,
                     loopback: flags[0],
@@ -133,6 +134,7 @@ fn the_longest_intent_fits_a_link() {
         ingress: Some(queue),
         scheme: Scheme::Police,
         chosen: Some(Why::Field(Scheme::Carousel, "pace_ceiling")),
+        unfollowed: true,
         class: Some(Class { guarantee: Some(rate), weight: 10_000 }),
         police: Policy {
             meter: Some(MeterOptions {
@@ -153,6 +155,15 @@ fn the_longest_intent_fits_a_link() {
     };
     let text = Intent::text(&longest, BUILD);
     assert!(text.len() <= BYTES_MAX, "{} bytes: {text}", text.len());
+}
+
+/// Earlier builds with the same ABI have no such member, and refuse it.
+#[test]
+fn only_a_limit_whose_schedule_nobody_follows_says_so() {
+    let text =
+        |unfollowed| Intent::text(&LimitOptions { unfollowed, ..LimitOptions::default() }, BUILD);
+    assert!(!text(false).contains("unfollowed"));
+    assert!(text(true).contains("\"unfollowed\":true"));
 }
 
 #[test]
