@@ -156,9 +156,9 @@ fn against(scheme: Scheme, request: &Request<'_>, kernel: Kernel) -> Option<Why>
         Scope::Dev(_) => "ingress",
         Scope::Port(_) => "egress",
     };
-    match info.has_qdisc {
-        true if !kernel.htb => Some(Why::NoHtb),
-        true if !kernel.ifb && request.fields.contains(&incoming) => Some(Why::NoIfb),
+    match info.qdisc {
+        Some("htb") if !kernel.htb => Some(Why::NoHtb),
+        Some("htb") if !kernel.ifb && request.fields.contains(&incoming) => Some(Why::NoIfb),
         _ => None,
     }
 }

@@ -145,6 +145,12 @@ impl Limit {
         SCHEMES.get(self.scheme as usize).map_or_else(Scheme::default, |info| info.scheme)
     }
 
+    /// Whether its scheme has a qdisc at the root of a device; `None`: this version does not know the scheme,
+    /// so it may have one.
+    pub(crate) fn has_qdisc(&self) -> Option<bool> {
+        SCHEMES.get(self.scheme as usize).map(|info| info.has_qdisc)
+    }
+
     /// The direction, of the workload, of what leaves by the device of the limit.
     #[must_use]
     pub fn leaving(&self) -> Direction {

@@ -11,9 +11,11 @@
 //! | filter of clsact | its priority and handle, and the name of its program |
 //! | link (tcx, XDP) | the name of its program |
 //!
+//! A program of a limit whose scheme this version does not know has any name. It is known by its pin.
+//!
 //! Devices are those of the network namespace of the calling thread. Looking takes O(devices) requests.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use tidegate_core::scheme::{SCHEMES, SchemeInfo};
 
@@ -52,6 +54,11 @@ impl Hooked {
         matches!(self.at, At::Link(_))
     }
 
+    /// Whether no scheme that this version knows has a program of this name.
+    pub(crate) fn is_unknown(&self) -> bool {
+        !query::is_on_devices(&self.name)
+    }
+
     /// Whether it belongs to the qdisc at the root of its device.
     pub(crate) fn comes_with_qdisc(&self) -> bool {
         SCHEMES.iter().any(|info| info.qdisc_programs.contains(&self.name.as_str()))
@@ -82,15 +89,6 @@ pub(crate) struct OnDevice {
 impl OnDevice {
     pub(crate) fn is_empty(&self) -> bool {
         self.qdisc.is_none() && self.ifb.is_none() && self.hooked.is_empty()
-    }
-
-    /// Leaves out the programs that do not pass. The qdisc and the ifb device stay in if a program of theirs
-    /// does.
-    pub(crate) fn retain(&mut self, wanted: impl Fn(&Hooked) -> bool) {
-        self.hooked.retain(wanted);
-        if !self.hooked.iter().any(Hooked::comes_with_qdisc) {
-            (self.qdisc, self.ifb) = (None, None);
-        }
     }
 
     /// Takes all of it off: programs first, or packets would be sent to an ifb device that is no more; a
@@ -152,7 +150,17 @@ fn is_gone(error: &NetError) -> bool {
 /// # Errors
 /// [`NetError`] when the kernel does not list its devices.
 pub(crate) fn on_devices() -> Result<Vec<OnDevice>, NetError> {
-    on_those(|_| true)
+    on_those(|_| true, is_named)
+}
+
+/// The devices that have some of these programs, whatever their names; of the programs only these.
+///
+/// # Errors
+/// [`NetError`] when the kernel does not list its devices.
+pub(crate) fn with_programs(programs: &BTreeSet<u32>) -> Result<Vec<OnDevice>, NetError> {
+    let mut found = on_those(|_| true, |id, _| programs.contains(&id))?;
+    found.retain(|device| !device.hooked.is_empty());
+    Ok(found)
 }
 
 /// The same of one device.
@@ -160,10 +168,18 @@ pub(crate) fn on_devices() -> Result<Vec<OnDevice>, NetError> {
 /// # Errors
 /// [`NetError`].
 pub(crate) fn on_device(ifindex: u32) -> Result<OnDevice, NetError> {
-    Ok(on_those(|index| index == ifindex)?.pop().unwrap_or_default())
+    Ok(on_those(|index| index == ifindex, is_named)?.pop().unwrap_or_default())
 }
 
-fn on_those(wanted: impl Fn(u32) -> bool) -> Result<Vec<OnDevice>, NetError> {
+/// Whether a program is ours by its name.
+fn is_named(_id: u32, name: &str) -> bool {
+    query::is_on_devices(name)
+}
+
+fn on_those(
+    wanted: impl Fn(u32) -> bool,
+    is_ours: impl Fn(u32, &str) -> bool,
+) -> Result<Vec<OnDevice>, NetError> {
     let mut netlink = Netlink::open()?;
     let devices = netlink.devices()?;
     let ifbs = devices.iter().filter(|device| device.kind == "ifb");
@@ -182,7 +198,7 @@ fn on_those(wanted: impl Fn(u32) -> bool) -> Result<Vec<OnDevice>, NetError> {
                 .ok()
                 .and_then(|qdiscs| Some(root_qdisc::ours(&qdiscs)?.kind.clone())),
             ifb,
-            hooked: hooked(&mut netlink, device.index),
+            hooked: hooked(&mut netlink, device.index, &is_ours),
         };
         found.extend(Some(all).filter(|all| !all.is_empty()));
     }
@@ -199,14 +215,24 @@ fn on_those(wanted: impl Fn(u32) -> bool) -> Result<Vec<OnDevice>, NetError> {
 
 /// Whether a device has programs of the limit whose qdisc is at its root.
 pub(crate) fn has_qdisc_programs(ifindex: u32) -> bool {
-    let hooked = Netlink::open().map(|mut netlink| hooked(&mut netlink, ifindex));
+    let hooked = Netlink::open().map(|mut netlink| hooked(&mut netlink, ifindex, &is_named));
     hooked.is_ok_and(|hooked| hooked.iter().any(Hooked::comes_with_qdisc))
 }
 
-fn hooked(netlink: &mut Netlink, ifindex: u32) -> Vec<Hooked> {
+/// The kernel's ids of all programs on a device that a limit may have, whatever their names.
+pub(crate) fn programs_on(ifindex: u32) -> Vec<u32> {
+    let hooked = Netlink::open().map(|mut netlink| hooked(&mut netlink, ifindex, &|_, _| true));
+    hooked.unwrap_or_default().into_iter().map(|hooked| hooked.program).collect()
+}
+
+fn hooked(
+    netlink: &mut Netlink,
+    ifindex: u32,
+    is_ours: &impl Fn(u32, &str) -> bool,
+) -> Vec<Hooked> {
     let ours = |program: u32, at: At| {
-        let name = query::program_name(program)?;
-        query::is_on_devices(&name).then_some(Hooked { program, name, at })
+        let name = query::program_name(program).unwrap_or_default();
+        is_ours(program, &name).then_some(Hooked { program, name, at })
     };
     let mut found = Vec::new();
     for side in [Side::Out, Side::In] {

@@ -229,6 +229,7 @@ fn root_limits_of_an_earlier_version_on_devices_are_restored() {
     for words in [
         "--dev eth0 --scheme htb --egress 20mbit --ingress 20mbit --ecn 60kb",
         "--port eth0 --scheme spring --egress 20mbit --ingress 20mbit",
+        "--dev eth0 --scheme tbf --egress 20mbit",
         "--dev eth0 --scheme police --egress 20mbit --meter trtcm,pir=30mbit --fair=false",
         "--dev eth0 --scheme police --egress 20mbit --match 10.97.0.0/24,fd97::/64",
         "--dev eth0 --scheme police --ingress 20mbit --hook xdp",
@@ -478,6 +479,7 @@ fn root_devices_of_a_limit_that_cannot_be_read_are_as_before() {
         "--dev eth0 --scheme htb --egress 20mbit",
         "--dev eth0 --scheme htb --ingress 20mbit",
         "--port eth0 --scheme spring --egress 20mbit --ingress 20mbit",
+        "--dev eth0 --scheme tbf --egress 20mbit",
         "--dev eth0 --scheme police --egress 20mbit --ingress 20mbit",
         "--dev eth0 --scheme police --egress 20mbit --ingress 20mbit --match 10.97.0.0/24",
         "--dev eth0 --scheme police --ingress 20mbit --hook xdp",

@@ -164,13 +164,15 @@ fn left() -> Left {
 }
 
 /// Whether a store, or a process that lives, has something on a device.
-fn is_held(device: &OnDevice, known: &BTreeSet<u32>) -> bool {
+pub(super) fn is_held(device: &OnDevice, known: &BTreeSet<u32>) -> bool {
     // What a process that lives holds has a link.
     device.hooked.iter().any(|h| h.is_link() || known.contains(&h.program))
+        // The program of a scheme that this version does not know has any name.
+        || remains::programs_on(device.ifindex).iter().any(|program| known.contains(program))
 }
 
 /// The programs of all stores that are to be seen.
-fn known_programs() -> BTreeSet<u32> {
+pub(super) fn known_programs() -> BTreeSet<u32> {
     bpf_mounts().iter().flat_map(|mount| programs_in(mount)).collect()
 }
 
@@ -212,7 +214,7 @@ fn bpf_mounts() -> BTreeSet<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::{
         os::fd::{AsRawFd, FromRawFd, OwnedFd},
         time::{Duration, Instant},
@@ -229,7 +231,7 @@ mod tests {
     use crate::{bpffs::PrivateBpffs, cgroup::Hierarchy, limit::LimitOptions, net::NetNs};
 
     /// Somebody's program, which has every packet accepted and ends the chain.
-    fn foreign_program() -> OwnedFd {
+    pub(in crate::store) fn foreign_program() -> OwnedFd {
         let insn = |code, imm| libbpf_sys::bpf_insn { code, imm, ..Default::default() };
         // r0 = TC_ACT_OK; exit
         let program = [insn(0xb7, 0), insn(0x95, 0)];
@@ -339,7 +341,7 @@ mod tests {
         store.close(lock);
     }
 
-    fn on_lo() -> OnDevice {
+    pub(in crate::store) fn on_lo() -> OnDevice {
         remains::on_device(Target::find(&Scope::Dev("lo".to_owned())).unwrap().ifindex).unwrap()
     }
 

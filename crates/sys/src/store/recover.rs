@@ -300,21 +300,25 @@ impl Store {
             device::remove_pinned_filters(&dir, &limit);
         }
         let _ = detach_links(&dir);
-        if let Some(limit) = limit.filter(|limit| limit.scheme().info().has_qdisc) {
+        if let Some(limit) = limit.filter(|limit| limit.has_qdisc() != Some(false)) {
             self.remove_qdiscs(&dir, &limit);
         }
     }
 
-    /// Takes the qdiscs of a limit on a device off, but for those that another one has by now.
+    /// Takes the qdiscs of a limit on a device off, but for those that another one has by now. A limit that is
+    /// known to have a qdisc has it, whatever one of an unknown scheme on its device may have.
     pub(super) fn remove_qdiscs(&self, dir: &Path, limit: &intf::Limit) {
         let mut limit = *limit;
-        for other in self.roots() {
-            if (other.ifindex, other.cgroup_id) == (limit.ifindex, limit.cgroup_id) {
-                for i in 0..intf::DIRECTIONS {
-                    if other.rate_bit_s[i] != 0 {
-                        limit.rate_bit_s[i] = 0;
-                    }
-                }
+        let mut others = self.roots();
+        others.retain(|other| {
+            (other.ifindex, other.cgroup_id) == (limit.ifindex, limit.cgroup_id)
+                && (limit.has_qdisc().is_none() || other.has_qdisc().is_some())
+        });
+        // One may limit the device, and the other what is behind it as a port.
+        let sides = [(false, limit.leaving()), (true, limit.leaving().other())];
+        for (on_ifb, direction) in sides {
+            if others.iter().any(|other| htb::has(other, on_ifb)) {
+                limit.rate_bit_s[intf::index(direction)] = 0;
             }
         }
         // The device may be gone and its number another one's, with a limit of another store. One that was
@@ -342,12 +346,12 @@ impl Store {
         settings_in(&self.root.join(entry)).or_else(pool)
     }
 
-    /// The settings of the limits that have a qdisc at the root of their device.
+    /// The settings of the limits that have a qdisc at the root of their device, or may have one.
     pub(super) fn roots(&self) -> Vec<intf::Limit> {
         let names = self.names().unwrap_or_default().into_iter();
         let limits = names.filter(|name| !self.is_in_tree(name));
         let limits = limits.filter_map(|name| settings_in(&self.root.join(name)));
-        limits.filter(|limit| limit.scheme().info().has_qdisc && limit.ifindex != 0).collect()
+        limits.filter(|limit| limit.has_qdisc() != Some(false) && limit.ifindex != 0).collect()
     }
 
     /// Removes what a step has made and nobody has, or has not removed.
@@ -470,7 +474,7 @@ impl Store {
         let mut stay = device::filters(ifindex);
         stay.retain(|id| !own.contains(id));
         step.objects.push(Object::Filters { ifindex, stay });
-        if limit.scheme().info().has_qdisc && !self.is_in_tree(name) {
+        if limit.has_qdisc() != Some(false) && !self.is_in_tree(name) {
             step.objects.extend([Object::Ifb { ifindex }, Object::RootQdisc { ifindex }]);
         }
         let came = fs::symlink_metadata(dir.join(device::CLSACT_MARK)).is_ok();

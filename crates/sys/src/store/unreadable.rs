@@ -18,7 +18,9 @@ use libbpf_rs::{Iter, Link, MapCore, MapHandle, Program};
 use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
 
 use super::{
-    CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError, cgroup_in, check_name,
+    CGROUP, DEV, Intent, PARENT, PORT, PinnedLimit, Store, StoreError,
+    around::{is_held, known_programs},
+    cgroup_in, check_name,
     htb::device_in,
     members::{SELECT, half_members, paths_in, selector_in},
     name_in,
@@ -29,13 +31,13 @@ use crate::{
     attached::LimitId,
     bpf::{load_error, load_skel, open_skel},
     cgroup::Hierarchy,
-    device::{CLSACT_MARK, XDP_PIN, is_program_pin},
+    device::{CLSACT_MARK, XDP_PIN, is_in_this_namespace, is_program_pin},
     intf,
     limit::slot_pool::SlotPool,
     limit::{LimitError, LimitOptions, settings},
     net::NetNs,
     process::{in_network_namespace, network_namespaces},
-    remains::{self, OnDevice},
+    remains::{self, Hooked, OnDevice},
     schemes::{
         LINKS,
         htb::{self, ROOT, SLOT},
@@ -182,7 +184,7 @@ impl Store {
     /// Takes off what a limit has put on devices and sockets, without reading its maps; its pins stay.
     pub(super) fn release_unread(&self, hierarchy: &Hierarchy, name: &str) {
         let dir = self.root.join(name);
-        take_off_devices(&dir);
+        self.take_off_devices(&dir);
         self.leave_tree(&dir);
         if let Some((pool, index)) = self.place_of(name) {
             let _ = MapPool::open(&pool).and_then(|pool| pool.forget(index));
@@ -205,6 +207,49 @@ impl Store {
             let Some(cgroup) = cgroup.or_else(|| hierarchy.open("").ok()) else { return };
             let _ = release_sockets(&sockets, &network_namespaces(hierarchy, &cgroup));
         }
+    }
+
+    /// Takes the programs that are pinned in `dir` off their devices, with the qdisc and the ifb device that
+    /// belong to them: in this network namespace, else in whichever they are.
+    fn take_off_devices(&self, dir: &Path) {
+        if [CGROUP, SELECT].iter().any(|mark| fs::symlink_metadata(dir.join(mark)).is_ok()) {
+            return;
+        }
+        let programs = programs_in(dir);
+        let owns_clsact = pins_in(dir, 0).iter().any(|pin| pin.ends_with(CLSACT_MARK));
+        let found = in_each_namespace(|| {
+            let mut devices = remains::with_programs(&programs).unwrap_or_default();
+            for device in &mut devices {
+                let has = |what: fn(&Hooked) -> bool| device.hooked.iter().any(what);
+                // One of a scheme that is not known has the qdisc that no other limit has.
+                let may_have =
+                    has(Hooked::is_unknown) && !self.has_qdisc_of_another(device.ifindex);
+                if !has(Hooked::comes_with_qdisc) && !may_have {
+                    (device.qdisc, device.ifb) = (None, None);
+                }
+                let _ = device.remove(owns_clsact);
+            }
+            !devices.is_empty()
+        });
+        if found {
+            return;
+        }
+        // Somebody has taken the programs off, and left the qdisc. A name means another device elsewhere.
+        let is_left = |device: &OnDevice| {
+            device_in(dir).is_some_and(|name| name == device.device)
+                && device.hooked.is_empty()
+                && !self.has_qdisc_of_another(device.ifindex)
+                && !is_held(device, &known_programs())
+        };
+        for device in remains::on_devices().unwrap_or_default().iter().filter(|d| is_left(d)) {
+            let _ = device.remove(false);
+        }
+    }
+
+    /// Whether another limit has the qdisc of a device in the network namespace of the calling thread.
+    fn has_qdisc_of_another(&self, ifindex: u32) -> bool {
+        let is_on = |limit: &intf::Limit| limit.ifindex == ifindex && is_in_this_namespace(limit);
+        self.roots().iter().any(is_on) || self.has_qdisc_of_others(ifindex)
     }
 
     /// Takes the classes of a limit inside another one off the device of that: the one that has its programs,
@@ -232,34 +277,6 @@ impl Store {
     }
 }
 
-/// Takes the programs that are pinned in `dir` off their devices, with HTB and the ifb device that belong to
-/// them: in this network namespace, else in whichever they are.
-fn take_off_devices(dir: &Path) {
-    if [CGROUP, SELECT].iter().any(|mark| fs::symlink_metadata(dir.join(mark)).is_ok()) {
-        return;
-    }
-    let programs = programs_in(dir);
-    let owns_clsact = pins_in(dir, 0).iter().any(|pin| pin.ends_with(CLSACT_MARK));
-    let found = in_each_namespace(|| {
-        let mut found = false;
-        for mut device in remains::on_devices().unwrap_or_default() {
-            device.retain(|hooked| programs.contains(&hooked.program));
-            if !device.is_empty() {
-                let _ = device.remove(owns_clsact);
-                found = true;
-            }
-        }
-        found
-    });
-    if !found {
-        // A name means another device elsewhere.
-        let here = remains::on_devices().unwrap_or_default();
-        for device in here.iter().filter(|device| is_bare(device) && is_root_of(dir, device)) {
-            let _ = device.remove(false);
-        }
-    }
-}
-
 /// Does something in this network namespace and then in all others, until it has found what it looks for.
 fn in_each_namespace(work: impl Fn() -> bool + Sync) -> bool {
     work()
@@ -268,16 +285,6 @@ fn in_each_namespace(work: impl Fn() -> bool + Sync) -> bool {
             in_network_namespace(namespace, || found = work());
             found
         })
-}
-
-/// Somebody has taken the programs off, and left HTB.
-fn is_bare(device: &OnDevice) -> bool {
-    device.hooked.is_empty()
-}
-
-/// Whether a limit of scheme `htb` is on a device, by its name.
-fn is_root_of(dir: &Path, device: &OnDevice) -> bool {
-    dir.join(htb::SLOTS_PIN).exists() && device_in(dir).is_some_and(|name| name == device.device)
 }
 
 /// The pins and marks in a directory and those below.
@@ -337,3 +344,6 @@ pub(crate) fn release_sockets(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;
