@@ -8,6 +8,7 @@ use tidegate_core::Scope;
 use crate::{
     cgroup::{Cgroup, Hierarchy},
     device::Target,
+    remains::InTheWay,
     schemes::{self, Programs},
 };
 
@@ -82,17 +83,16 @@ impl AttachedLimit {
         Ok(AttachedLimit::new(loaded.maps, links))
     }
 
-    /// The same on a device, with a scheme that is for devices. A qdisc that somebody has put there is only
-    /// replaced with `force`.
+    /// The same on a device, with a scheme that is for devices (see `Scheme::attach_device`).
     ///
     /// # Errors
     /// [`LimitError`]; nothing is attached.
-    pub fn attach_device(
+    pub(crate) fn attach_device(
         hierarchy: &Hierarchy,
         target: &Target,
         options: &LimitOptions,
-        force: bool,
+        in_the_way: &InTheWay,
     ) -> Result<AttachedLimit, LimitError> {
-        schemes::of(options.scheme).attach_device(hierarchy, target, options, force)
+        schemes::of(options.scheme).attach_device(hierarchy, target, options, in_the_way)
     }
 }

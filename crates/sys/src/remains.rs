@@ -20,7 +20,8 @@ use std::{collections::BTreeSet, fmt};
 use tidegate_core::scheme::{SCHEMES, SchemeInfo};
 
 use crate::{
-    device,
+    device, features,
+    limit::LimitError,
     links::{self, On},
     net::{
         NetError, Netlink,
@@ -125,6 +126,32 @@ impl OnDevice {
             keep(&mut refused, netlink.delete_link(ifb));
         }
         refused.map_or(Ok(()), Err)
+    }
+}
+
+/// What makes way for a limit that begins on a device, once the limit is checked and loaded: what a process
+/// that died or a lost BPF file system has left there, or the limit of another store.
+#[derive(Debug, Default)]
+pub(crate) struct InTheWay {
+    /// Ours, but of no limit of this store.
+    pub(crate) there: OnDevice,
+    /// A qdisc of somebody else goes, too.
+    pub(crate) force: bool,
+}
+
+impl InTheWay {
+    /// Takes it off, unless the kernel lacks the qdisc that shall come in its place.
+    ///
+    /// # Errors
+    /// [`LimitError::NoQdisc`]; [`LimitError::Net`] if some of it would not go.
+    pub(crate) fn remove(&self, for_qdisc: Option<&'static str>) -> Result<(), LimitError> {
+        if self.there.is_empty() {
+            return Ok(());
+        }
+        if let Some(kind) = for_qdisc.filter(|kind| features::has_qdisc(kind) == Some(false)) {
+            return Err(LimitError::NoQdisc { kind });
+        }
+        Ok(self.there.remove(false)?)
     }
 }
 

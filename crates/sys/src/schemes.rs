@@ -24,6 +24,7 @@ use crate::{
     fq::FqError,
     intf,
     limit::{AttachedLimit, Handle, LimitError, LimitMaps, LimitOptions, Loaded},
+    remains::InTheWay,
 };
 
 pub mod acks;
@@ -134,7 +135,8 @@ pub(crate) trait Scheme: Sync {
     }
 
     /// Loads the programs of a limit, writes the settings, and attaches the programs to a device, in whose
-    /// network namespace it runs. A qdisc that somebody has put there is only replaced with `force`.
+    /// network namespace it runs. All that can be refused before is refused before it removes what is
+    /// `in_the_way`. A qdisc that somebody has put there is only replaced with its `force`.
     /// Directions are those of the workload: on a port, what leaves the device is its ingress.
     ///
     /// # Errors
@@ -144,7 +146,7 @@ pub(crate) trait Scheme: Sync {
         _hierarchy: &Hierarchy,
         _target: &Target,
         options: &LimitOptions,
-        _force: bool,
+        _in_the_way: &InTheWay,
     ) -> Result<AttachedLimit, LimitError> {
         Err(ConfigError::Scheme(options.scheme).into())
     }

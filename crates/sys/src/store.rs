@@ -67,6 +67,7 @@ use crate::{
     fq::FqError,
     intf,
     limit::{Adopt, AttachedLimit, LimitError, LimitMaps, LimitOptions, settings::Settings},
+    remains::InTheWay,
     schemes::{self, Pinned, Pinning, Programs, needs_other_programs},
     xdp::{self, XdpMode},
 };
@@ -506,9 +507,10 @@ impl Store {
     ) -> Result<(), StoreError> {
         let target = Some(scope).filter(|s| s.is_device()).and_then(|s| Target::find(s).ok());
         let has_qdisc = options.scheme.info().has_qdisc && parent.is_none();
-        target.iter().try_for_each(|target| self.clear_device(name, target, has_qdisc))?;
+        let in_the_way = target.as_ref().map(|target| self.in_the_way(name, target, has_qdisc));
+        let in_the_way = in_the_way.transpose()?.unwrap_or_default();
         journal.begin(self.installation(name, target.as_ref(), has_qdisc))?;
-        let done = self.put_on(hierarchy, name, scope, options, parent);
+        let done = self.put_on(hierarchy, name, scope, options, parent, &in_the_way);
         journal.end();
         done
     }
@@ -520,8 +522,10 @@ impl Store {
         scope: &Scope,
         options: &LimitOptions,
         parent: Option<&str>,
+        in_the_way: &InTheWay,
     ) -> Result<(), StoreError> {
         if !options.matched.is_empty() {
+            in_the_way.remove(None).map_err(limit_error(name))?;
             return self.install_matched(name, scope, options);
         }
         let refused = || limit_error(name);
@@ -580,7 +584,7 @@ impl Store {
         }
         if schemes::of(scheme).pinning() == Pinning::Tree {
             let cgroup = cgroup.as_ref();
-            let asked = htb::Asked { name, scope, cgroup, options, parent };
+            let asked = htb::Asked { name, scope, cgroup, options, parent, in_the_way };
             return self.install_htb(hierarchy, &asked);
         }
         let attached = match &cgroup {
@@ -593,7 +597,7 @@ impl Store {
             ),
             None => Target::find(scope)
                 .map_err(LimitError::from)
-                .and_then(|t| AttachedLimit::attach_device(hierarchy, &t, options, self.force)),
+                .and_then(|t| AttachedLimit::attach_device(hierarchy, &t, options, in_the_way)),
         };
         let mut attached = attached.map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{name}"));

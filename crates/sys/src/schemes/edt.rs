@@ -18,6 +18,7 @@ use crate::{
     limit::{
         AttachedLimit, FairShare, Handle, LimitError, LimitMaps, LimitOptions, Loaded, Reading,
     },
+    remains::InTheWay,
     schemes::{AttachPoint, LINKS, MapsByName, Pinned, Programs, Scheme, Successor, successors},
     skel,
 };
@@ -127,12 +128,14 @@ impl Scheme for Edt {
         hierarchy: &Hierarchy,
         target: &Target,
         options: &LimitOptions,
-        _force: bool,
+        in_the_way: &InTheWay,
     ) -> Result<AttachedLimit, LimitError> {
         fq::check(hierarchy, &target.scope, None)?;
         let limit = target.encode(options)?;
-        let attach =
-            |program: &ProgramMut<'_>| device::attach(target, &[(Direction::Egress, program)]);
+        let attach = |program: &ProgramMut<'_>| {
+            in_the_way.remove(None)?;
+            device::attach(target, &[(Direction::Egress, program)])
+        };
         let (maps, hooked) = load(AttachPoint::of(&limit), Work::New(&limit, options), attach)?;
         Ok(AttachedLimit::on_device(maps, hooked))
     }

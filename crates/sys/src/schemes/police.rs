@@ -15,6 +15,7 @@ use crate::{
     intf,
     limit::{AttachedLimit, Handle, LimitError, LimitMaps, LimitOptions, Loaded},
     query::Side,
+    remains::InTheWay,
     schemes::{AttachPoint, LINKS, MapsByName, Pinned, Programs, Scheme, Successor, successors},
     skel,
 };
@@ -153,13 +154,14 @@ impl Scheme for Police {
         _hierarchy: &Hierarchy,
         target: &Target,
         options: &LimitOptions,
-        _force: bool,
+        in_the_way: &InTheWay,
     ) -> Result<AttachedLimit, LimitError> {
         let limit = target.encode(options)?;
         let mut storage = MaybeUninit::uninit();
         let police = load(&mut storage, AttachPoint::of(&limit), !options.exempt.is_empty())?;
         let maps = maps(&police, &limit)?;
         maps.exempt(&options.exempt.prefixes)?;
+        in_the_way.remove(None)?;
         // First: it may be refused.
         let in_xdp = options.police.hook == Hook::Xdp;
         let xdp = in_xdp.then(|| xdp::attach(target, &maps)).transpose()?;

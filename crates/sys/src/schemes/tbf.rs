@@ -17,8 +17,9 @@ use crate::{
     limit::{AttachedLimit, Handle, LimitError, LimitMaps, LimitOptions, Reading},
     net::{
         Netlink,
-        qdisc::{Tbf, Verb},
+        qdisc::{Qdisc, Tbf, Verb},
     },
+    remains::InTheWay,
     root_qdisc::{self, Undo},
     schemes::{LINKS, MapsByName, Pinned, Scheme, Successor, successors},
     skel,
@@ -45,22 +46,24 @@ impl Scheme for TokenBucketFilter {
         _hierarchy: &Hierarchy,
         target: &Target,
         options: &LimitOptions,
-        force: bool,
+        in_the_way: &InTheWay,
     ) -> Result<AttachedLimit, LimitError> {
         let limit = target.encode(options)?;
         let out = limit.leaving();
         let mut netlink = Netlink::open()?;
         let qdisc = qdisc_of(&limit, netlink.mtu(limit.ifindex)?)?;
-        root_qdisc::put(&mut netlink, limit.ifindex, target.scope.name(), force, &qdisc)?;
-        let mut undo = Undo::nothing();
-        undo.arm(&limit, remove);
-
         let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
         let tbf = load(&mut storage, &limit, None)?;
         let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("tbf"));
         let own = OnDevice { limit: limit.common };
         let maps = LimitMaps::new(handle(&tbf.maps.limit)?, handle(&tbf.maps.counters)?, own);
         maps.write(limit)?;
+
+        in_the_way.remove(Some(qdisc.kind()))?;
+        let (device, force) = (target.scope.name(), in_the_way.force);
+        root_qdisc::put(&mut netlink, limit.ifindex, device, force, &qdisc)?;
+        let mut undo = Undo::nothing();
+        undo.arm(&limit, remove);
         let program: &ProgramMut<'_> = &tbf.progs.tbf_out;
         let hooked = device::attach(target, &[(out, program)])?;
         Ok(AttachedLimit { qdisc: undo, ..AttachedLimit::on_device(maps, hooked) })

@@ -16,7 +16,7 @@ use crate::{
     device::{self, Target},
     intf,
     query::{self, Side},
-    remains::{self, Hooked, OnDevice},
+    remains::{self, Hooked, InTheWay, OnDevice},
 };
 
 /// The inode of the PID namespace of a host (`PROC_PID_INIT_INO`): whoever is in it sees all processes.
@@ -81,21 +81,23 @@ impl Store {
         removed.map(|device| device.to_string()).collect()
     }
 
-    /// Clears a device before a limit begins there: takes off what a process that died or a lost BPF file
-    /// system has left. Another store's qdisc goes, with all of its limit, only with force, and for a limit
-    /// that `has_qdisc`.
-    pub(super) fn clear_device(
+    /// What makes way for a limit that begins on a device: what a process that died or a lost BPF file system
+    /// has left. Another store's qdisc goes, with all of its limit, only with force, and for a limit that
+    /// `has_qdisc`.
+    pub(super) fn in_the_way(
         &self,
         name: &str,
         target: &Target,
         has_qdisc: bool,
-    ) -> Result<(), StoreError> {
+    ) -> Result<InTheWay, StoreError> {
+        let force = self.force;
+        let nothing = InTheWay { force, ..InTheWay::default() };
         let refused = || limit_error(name);
         let mut there = remains::on_device(target.ifindex).map_err(|e| refused()(e.into()))?;
         // Links go with their store.
         let outlives = |hooked: &Hooked| !hooked.is_link();
         if there.qdisc.is_none() && there.ifb.is_none() && !there.hooked.iter().any(outlives) {
-            return Ok(());
+            return Ok(nothing);
         }
         let own = programs_in(&self.root);
         let is_own = |hooked: &Hooked| own.contains(&hooked.program);
@@ -110,7 +112,7 @@ impl Store {
         }
         there.hooked.retain(|hooked| !is_own(hooked));
         if there.is_empty() {
-            return Ok(());
+            return Ok(nothing);
         }
         let is_left = !is_held(&there, &known_programs()) && !shares_network();
         if !is_left && has_qdisc && has_root(&there) {
@@ -119,9 +121,9 @@ impl Store {
             }
             there.hooked.retain(Hooked::is_of_limit_with_qdisc);
         } else if !is_left {
-            return Ok(());
+            return Ok(nothing);
         }
-        there.remove(false).map_err(|e| refused()(e.into()))
+        Ok(InTheWay { there, force })
     }
 
     /// Whether the qdisc of a device, and its ifb device, belong to a limit of another store.
@@ -432,6 +434,65 @@ pub(super) mod tests {
             is_alone(&ours);
             take_off(&ours, "b");
             assert!(on_lo().is_empty(), "{}", on_lo());
+        };
+        netns.run(check).unwrap();
+    }
+    #[test]
+    fn root_force_takes_nothing_off_for_a_limit_that_is_refused() {
+        const TEST: &str = "root_force_takes_nothing_off_for_a_limit_that_is_refused";
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIP {TEST}: needs root");
+            return;
+        }
+        let netns = NetNs::create(&format!("tidegate-refused-{}", std::process::id())).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let bpffs = PrivateBpffs::mount(dir.path()).unwrap();
+        let check = || {
+            let theirs = Store::at(bpffs.path().join("theirs"));
+            let mut ours = Store::at(bpffs.path().join("ours"));
+            ours.force(true);
+            let hierarchy = Hierarchy::find().unwrap();
+            let scope = Scope::Port("lo".to_owned());
+            let queue = VirtualQueueOptions::new("1gbit".parse().unwrap());
+            let put = |name: &str, scheme, egress: bool| {
+                let egress = Some(queue).filter(|_| egress);
+                let options = LimitOptions {
+                    egress,
+                    ingress: Some(queue),
+                    scheme,
+                    ..LimitOptions::default()
+                };
+                let lock = ours.lock().unwrap();
+                let done = ours.install(&lock, &hierarchy, name, &scope, &options, None);
+                ours.close(lock);
+                done
+            };
+            put_on_lo(&theirs, "a").unwrap();
+            put("police", Scheme::Police, true).unwrap();
+            let before = on_lo();
+            let is_whole = || {
+                assert_eq!(on_lo(), before);
+                assert!(theirs.open(&hierarchy, "a").unwrap().unhooked.is_empty());
+            };
+            // The scope has a limit.
+            for (scheme, egress) in [(Scheme::Tbf, false), (Scheme::Htb, true)] {
+                let refused = put("b", scheme, egress);
+                assert!(matches!(refused, Err(StoreError::ScopeTaken { .. })), "{refused:?}");
+                is_whole();
+            }
+            take_off(&ours, "police");
+            let before = on_lo();
+            // `tbf` cannot hold what comes in.
+            let refused = put("b", Scheme::Tbf, true);
+            assert!(matches!(refused, Err(StoreError::Limit { .. })), "{refused:?}");
+            assert_eq!(on_lo(), before);
+            // Now it can be.
+            put("b", Scheme::Tbf, false).unwrap();
+            assert_eq!(on_lo().qdisc.as_deref(), Some("tbf"));
+            assert!(on_lo().ifb.is_none(), "{}", on_lo());
+            take_off(&ours, "b");
+            assert!(on_lo().is_empty(), "{}", on_lo());
+            take_off(&theirs, "a");
         };
         netns.run(check).unwrap();
     }

@@ -22,6 +22,7 @@ use crate::{
     fq::FqError,
     intf,
     limit::{LimitError, LimitOptions, settings::Settings},
+    remains::InTheWay,
     schemes::acks,
     schemes::htb::{
         self, Leaf, MARKED_PIN, MEMBERS_PIN, Member, ROOT, Root, SLOT, SLOTS_PIN, check_member,
@@ -36,6 +37,7 @@ pub(super) struct Asked<'a> {
     pub cgroup: Option<&'a Cgroup>,
     pub options: &'a LimitOptions,
     pub parent: Option<&'a PinnedLimit>,
+    pub in_the_way: &'a InTheWay,
 }
 
 impl Store {
@@ -61,7 +63,7 @@ impl Store {
         let refused = || limit_error(asked.name);
         let target = Target::find(asked.scope).map_err(|e| refused()(e.into()))?;
         let limit = target.encode(asked.options).map_err(refused())?;
-        let mut root = Root::put(&target, &limit, self.force).map_err(refused())?;
+        let mut root = Root::put(&target, &limit, asked.in_the_way).map_err(refused())?;
         let leaf = Leaf { slot: ROOT_SLOT, parent: None, limit: *limit, member: None };
         // Those inside the one in whose place this one comes are inside this one.
         let mut inside = self.inside(hierarchy, asked.name)?;
@@ -117,6 +119,7 @@ impl Store {
             limit: *limit,
             member: Some(member),
         };
+        asked.in_the_way.remove(None).map_err(refused())?;
         let (mut maps, mut hooked) = htb::inside(&limit, target.as_ref()).map_err(refused())?;
         let building = self.root.join(format!("{BUILDING}{}", asked.name));
         let done = pin_maps(&mut maps, asked.options, &building).and_then(|()| {

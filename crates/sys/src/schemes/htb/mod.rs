@@ -31,9 +31,10 @@ use crate::{
     backlog::Backlog,
     bpf::{load_error, load_skel, lookup, map_error, open_skel, reuse},
     device::{self, Hooked, Target},
-    intf,
+    features, intf,
     limit::{Handle, LimitError, LimitMaps},
     net::Netlink,
+    remains::InTheWay,
     root_qdisc::{self, Undo},
     schemes::{LINKS, MapsByName, Pinned, Pinning, Scheme, Successor, acks, successors},
     shared::{
@@ -90,54 +91,49 @@ pub(crate) struct Root {
 
 impl Root {
     /// Puts a limit on a device that has none: its qdiscs, its ifb device, and the programs. Its classes come
-    /// with [`sync`].
+    /// with [`sync`]. Removes what is `in_the_way` when the programs are loaded.
     pub(crate) fn put(
         target: &Target,
         limit: &intf::Limit,
-        force: bool,
+        in_the_way: &InTheWay,
     ) -> Result<Root, LimitError> {
-        let mut netlink = Netlink::open()?;
         let (out, ifindex) = (limit.leaving(), limit.ifindex);
+        let (leaves, comes_in) = (limit.rate(out).is_some(), limit.rate(out.other()).is_some());
+        let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+        let htb = load_skel(open_root(&mut storage, limit)?, "htb")?;
+        let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("htb"));
+        let maps = own_maps(&htb, limit)?;
+        if comes_in && features::has_ifb() == Some(false) {
+            return Err(LimitError::NoIfb);
+        }
+
+        in_the_way.remove(Some("htb"))?;
+        let mut netlink = Netlink::open()?;
         let mut undo = Undo::nothing();
-        if limit.rate(out).is_some() {
-            tree::install_root(&mut netlink, ifindex, target.scope.name(), force)?;
+        let mut programs: Vec<(_, &ProgramMut<'_>)> = Vec::new();
+        if leaves {
+            let device = target.scope.name();
+            tree::install_root(&mut netlink, ifindex, device, in_the_way.force)?;
             undo.arm(limit, remove_qdiscs);
+            programs.push((out, &htb.progs.htb_out));
         }
         let mut ifb_ifindex = 0;
-        if limit.rate(out.other()).is_some() {
+        if comes_in {
             let name = ifb_name(ifindex);
             // One that a process which died has left.
             remove_ifb(&mut netlink, ifindex);
-            netlink.add_ifb(&name).map_err(|e| match e.errno() {
-                Some(libc::EOPNOTSUPP) => LimitError::NoIfb,
-                _ => e.into(),
-            })?;
+            netlink.add_ifb(&name)?;
             undo.arm(limit, remove_qdiscs);
             ifb_ifindex = netlink.index_of(&name)?;
             tree::install_root(&mut netlink, ifb_ifindex, &name, true)?;
             netlink.set_up(ifb_ifindex, true)?;
         }
-        let root = Self::load(target, limit, ifb_ifindex)?;
-        undo.keep();
-        Ok(root)
-    }
-
-    fn load(target: &Target, limit: &intf::Limit, ifb_ifindex: u32) -> Result<Root, LimitError> {
-        let out = limit.leaving();
-        let mut storage: MaybeUninit<OpenObject> = MaybeUninit::uninit();
-        let htb = load_skel(open_root(&mut storage, limit)?, "htb")?;
-        let handle = |map: &libbpf_rs::Map<'_>| MapHandle::try_from(map).map_err(load_error("htb"));
-        let maps = own_maps(&htb, limit)?;
-        let mut programs: Vec<(_, &ProgramMut<'_>)> = Vec::new();
-        if limit.rate(out).is_some() {
-            programs.push((out, &htb.progs.htb_out));
-        }
         let mut hooked = device::attach(target, &programs)?;
-        if ifb_ifindex != 0 {
+        if comes_in {
             let program = &htb.progs.htb_in;
             device::attach_redirecting(target, out.other(), program, ifb_ifindex, &mut hooked)?;
         }
-        Ok(Root {
+        let root = Root {
             maps,
             slots: handle(&htb.maps.slots)?,
             marked: handle(&htb.maps.marked)?,
@@ -145,7 +141,9 @@ impl Root {
             hooked,
             limit: *limit,
             kept: false,
-        })
+        };
+        undo.keep();
+        Ok(root)
     }
 
     /// Leaves it on the device.
