@@ -8,6 +8,7 @@ use std::{
 };
 
 use serde_json::Value;
+use tidegate_sys::features::has_qdisc;
 
 use crate::{
     common::{Guard, Place, skip, wait_for},
@@ -23,8 +24,14 @@ const OLDER: &str = "TIDEGATE_OLDER";
 /// The first versions have no limits on several cgroups.
 const MEMBERS: &str = "members";
 
+/// Needs the qdisc `fq`, which not every kernel has.
+const EDT: &str = "edt";
+
+/// What a version says of a scheme that it does not have.
+const UNKNOWN: &str = "unknown scheme";
+
 /// What an earlier binary puts on, and a name for it.
-const CASES: [(&str, &[&str]); 11] = [
+const CASES: [(&str, &[&str]); 13] = [
     ("pace", &["add a --cgroup {g} --scheme pace --egress 20mbit --ingress 20mbit"]),
     ("nrm", &["add a --cgroup {g} --scheme nrm --egress 20mbit --exempt 10.1.0.0/16"]),
     (MEMBERS, &["add a --cgroup {g}* --scheme pace --egress 20mbit --ingress 20mbit"]),
@@ -54,6 +61,8 @@ const CASES: [(&str, &[&str]); 11] = [
         ],
     ),
     ("xdp", &["add a --dev eth0 --scheme police --ingress 20mbit --hook xdp"]),
+    ("tbf", &["add a --dev eth0 --scheme tbf --egress 20mbit"]),
+    (EDT, &["add a --dev eth0 --scheme edt --egress 20mbit"]),
 ];
 
 struct Scene {
@@ -110,7 +119,7 @@ fn goes_on(scene: &Scene, binary: &Path, case: &str, adds: &[&str]) {
     let before = scene.bed.qdiscs();
     for words in adds {
         let done = scene.older(binary, words);
-        if case == MEMBERS && done.is_err() {
+        if done.as_ref().is_err_and(|said| case == MEMBERS || said.contains(UNKNOWN)) {
             println!("{at}: not known there");
             return;
         }
@@ -185,6 +194,10 @@ fn root_limits_of_earlier_binaries_go_on() {
     };
     for binary in env::split_paths(&older) {
         for (case, adds) in CASES {
+            if case == EDT && has_qdisc("fq") == Some(false) {
+                println!("{case}, {}: the kernel has no fq", binary.display());
+                continue;
+            }
             let place = Place::new();
             let (group, inside) = (place.child("g"), place.child("g/in"));
             let (group, inside) = (group.path().to_owned(), inside.path().to_owned());
