@@ -424,8 +424,8 @@ impl Backend for LockedHost {
 
     fn set_members(&mut self, name: &str, cgroups: &[String]) -> Result<(), StoreError> {
         let Host { hierarchy, store, .. } = &self.host;
-        let members = store.open(hierarchy, name)?.members.into_iter();
-        let before: Vec<_> = members.filter_map(|member| member.path).collect();
+        // The store opens each member's links by itself.
+        let before = store.member_paths(hierarchy, name);
         let done = store.set_members(&self.lock, hierarchy, name, cgroups);
         if done.is_err() {
             let _ = store.set_members(&self.lock, hierarchy, name, &before);

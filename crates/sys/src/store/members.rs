@@ -100,8 +100,7 @@ pub(super) fn remembered_in(dir: &Path) -> Vec<PathBuf> {
 pub(super) fn members_in(hierarchy: &Hierarchy, dir: &Path, hooks: &[&'static str]) -> Vec<Member> {
     let member = |(id, dir): (u64, PathBuf)| {
         let joined_as = cgroup_in(hierarchy, &dir).unwrap_or_default();
-        let is_it = hierarchy.open(&joined_as).is_ok_and(|cgroup| cgroup.id() == id);
-        let path = if is_it { Some(joined_as.clone()) } else { hierarchy.path_of(id) };
+        let path = path_now(hierarchy, id, &joined_as);
         let is_hooked = |name: &str| cgroup_of_link(&dir.join(name)) == Some(id);
         let (hooked, off): (Vec<_>, Vec<_>) =
             hooks.iter().copied().partition(|name| is_hooked(name));
@@ -110,6 +109,12 @@ pub(super) fn members_in(hierarchy: &Hierarchy, dir: &Path, hooks: &[&'static st
         Member { id, path, joined_as, has_sockets, unhooked }
     };
     members_dirs(dir).into_iter().map(member).collect()
+}
+
+/// The path of the cgroup of an id that joined under this one; `None` if it has been removed.
+fn path_now(hierarchy: &Hierarchy, id: u64, joined_as: &str) -> Option<String> {
+    let is_it = hierarchy.open(joined_as).is_ok_and(|cgroup| cgroup.id() == id);
+    if is_it { Some(joined_as.to_owned()) } else { hierarchy.path_of(id) }
 }
 
 /// The id of the cgroup that a pinned link is on; 0 if that has been removed.
@@ -319,6 +324,15 @@ impl Store {
     /// earlier limit of its name has.
     pub fn begin_with(&mut self, name: &str, cgroups: &[String]) {
         self.begin_with = Some((name.to_owned(), cgroups.to_vec()));
+    }
+
+    /// The paths of the cgroups of a limit with a selector. Opens none of their links.
+    #[must_use]
+    pub fn member_paths(&self, hierarchy: &Hierarchy, name: &str) -> Vec<String> {
+        let path = |(id, dir): (u64, PathBuf)| {
+            path_now(hierarchy, id, &cgroup_in(hierarchy, &dir).unwrap_or_default())
+        };
+        members_dirs(&self.root.join(name)).into_iter().filter_map(path).collect()
     }
 
     /// Gives a limit with a selector these cgroups: new ones join, those not named, or removed, leave, all
