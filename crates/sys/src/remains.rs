@@ -29,7 +29,7 @@ use crate::{
     },
     query::{self, OnSide, Side},
     root_qdisc,
-    schemes::htb,
+    schemes::htb::slot,
     xdp,
 };
 
@@ -211,7 +211,7 @@ fn on_those(
     let devices = netlink.devices()?;
     let ifbs = devices.iter().filter(|device| device.kind == "ifb");
     let ifbs: Vec<_> =
-        ifbs.filter_map(|ifb| Some((htb::served_by(&ifb.name)?, ifb.index))).collect();
+        ifbs.filter_map(|ifb| Some((slot::served_by(&ifb.name)?, ifb.index))).collect();
     let mut found = Vec::new();
     // Our qdisc on an ifb device of ours goes with that.
     let is_ifb = |index: u32| ifbs.iter().any(|(_, ifb)| *ifb == index);

@@ -11,7 +11,7 @@ use std::{
 use serde::Serialize;
 use tidegate_core::Direction;
 
-use super::{PinnedLimit, Store, StoreError, StoreLock, limit_error, unreadable::programs_in};
+use super::{PinnedLimit, Store, StoreError, StoreLock, limit_error, pins::programs_in};
 use crate::{
     device::{self, Target},
     intf,

@@ -1,24 +1,55 @@
 //! Pins: what keeps a limit when the process that put it on has ended.
 
 use std::{
+    collections::BTreeSet,
     fs,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
-use libbpf_rs::{Link, MapHandle, libbpf_sys};
+use libbpf_rs::{Link, MapHandle, Program, libbpf_sys};
 
 use super::{
     EXEMPT, Intent, MEMBERS, StoreError, bpf_error, io_error, pool_names::slot_in, symlink,
 };
 use crate::{
     bpf::Links,
-    device::{CLSACT_MARK, Filters, XDP_PIN},
+    device::{CLSACT_MARK, Filters, XDP_PIN, is_program_pin},
     intf,
     limit::{AttachedLimit, LimitMaps, LimitOptions, ParentMaps, settings::Settings},
     query,
     schemes::LINKS,
 };
+
+/// Directories of a limit's pins are no deeper.
+const DEPTH_MAX: usize = 3;
+
+/// The pins and marks in a directory and those below.
+pub(super) fn pins_in(dir: &Path, depth: usize) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            true if depth < DEPTH_MAX => found.extend(pins_in(&entry.path(), depth + 1)),
+            true => {}
+            false => found.push(entry.path()),
+        }
+    }
+    found
+}
+
+/// The kernel's ids of the programs that are pinned in a directory, or whose links are.
+pub(crate) fn programs_in(dir: &Path) -> BTreeSet<u32> {
+    let program = |path: PathBuf| {
+        let name = path.file_name()?.to_str()?;
+        if is_program_pin(name) {
+            return Program::id_from_fd(Program::fd_from_pinned_path(&path).ok()?.as_fd()).ok();
+        }
+        let is_link = LINKS.contains(&name) || name == XDP_PIN;
+        let link = is_link.then(|| Link::open(&path).ok()).flatten()?;
+        Some(link.info().ok()?.prog_id)
+    };
+    pins_in(dir, 0).into_iter().filter_map(program).collect()
+}
 
 /// The settings pinned in a directory.
 pub(super) fn settings_in(dir: &Path) -> Option<intf::Limit> {

@@ -18,11 +18,10 @@ use super::{
     limit_error,
     members::{self, SELECT},
     name_in,
-    pins::{detach_links, remove_pins, settings_in},
+    pins::{detach_links, programs_in, remove_pins, settings_in},
     pool_names::{POOL_PREFIX, file_name},
     pools::{limit_of_pool, places_in},
     symlink,
-    unreadable::programs_in,
 };
 use crate::{
     cgroup::Hierarchy,
@@ -305,8 +304,8 @@ impl Store {
         }
     }
 
-    /// Takes the qdiscs of a limit on a device off, but for those that another one has by now. A limit that is
-    /// known to have a qdisc has it, whatever one of an unknown scheme on its device may have.
+    /// Takes the qdiscs of a limit on a device off, but for those that another one has by now. A limit that
+    /// is known to have a qdisc has it, whatever one of an unknown scheme on its device may have.
     pub(super) fn remove_qdiscs(&self, dir: &Path, limit: &intf::Limit) {
         let mut limit = *limit;
         let mut others = self.roots();

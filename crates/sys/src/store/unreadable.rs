@@ -11,10 +11,10 @@ use std::{
         fd::{AsFd, OwnedFd},
         unix::fs::MetadataExt,
     },
-    path::{Path, PathBuf},
+    path::Path,
 };
 
-use libbpf_rs::{Iter, Link, MapCore, MapHandle, Program};
+use libbpf_rs::{Iter, MapCore, MapHandle};
 use tidegate_core::{Scope, class::MAX_DEPTH, htb::ROOT_SLOT};
 
 use super::{
@@ -24,14 +24,14 @@ use super::{
     htb::device_in,
     members::{SELECT, half_members, paths_in, selector_in},
     name_in,
-    pins::detach_links,
+    pins::{detach_links, pins_in, programs_in},
     pool_names::{is_slots, slot_in},
 };
 use crate::{
     attached::LimitId,
     bpf::{load_error, load_skel, open_skel},
     cgroup::Hierarchy,
-    device::{CLSACT_MARK, XDP_PIN, is_in_this_namespace, is_program_pin},
+    device::{CLSACT_MARK, is_in_this_namespace},
     intf,
     limit::slot_pool::SlotPool,
     limit::{LimitError, LimitOptions, settings},
@@ -39,7 +39,6 @@ use crate::{
     process::{in_network_namespace, network_namespaces},
     remains::{self, Hooked, OnDevice},
     schemes::{
-        LINKS,
         htb::{self, ROOT, SLOT},
         police::pool::MapPool,
     },
@@ -48,8 +47,6 @@ use crate::{
 
 /// Sockets of versions that set receive windows have at least so many bytes in the map; of others at most 24.
 const WITH_WINDOW_BYTES: u32 = 48;
-/// Directories of a limit's pins are no deeper.
-const DEPTH_MAX: usize = 3;
 
 /// The limits of a store.
 #[derive(Debug, Default)]
@@ -285,33 +282,6 @@ fn in_each_namespace(work: impl Fn() -> bool + Sync) -> bool {
             in_network_namespace(namespace, || found = work());
             found
         })
-}
-
-/// The pins and marks in a directory and those below.
-fn pins_in(dir: &Path, depth: usize) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            true if depth < DEPTH_MAX => found.extend(pins_in(&entry.path(), depth + 1)),
-            true => {}
-            false => found.push(entry.path()),
-        }
-    }
-    found
-}
-
-/// The kernel's ids of the programs that are pinned in a directory, or whose links are.
-pub(crate) fn programs_in(dir: &Path) -> BTreeSet<u32> {
-    let program = |path: PathBuf| {
-        let name = path.file_name()?.to_str()?;
-        if is_program_pin(name) {
-            return Program::id_from_fd(Program::fd_from_pinned_path(&path).ok()?.as_fd()).ok();
-        }
-        let is_link = LINKS.contains(&name) || name == XDP_PIN;
-        let link = is_link.then(|| Link::open(&path).ok()).flatten()?;
-        Some(link.info().ok()?.prog_id)
-    };
-    pins_in(dir, 0).into_iter().filter_map(program).collect()
 }
 
 /// The network namespaces that have a name or a process.

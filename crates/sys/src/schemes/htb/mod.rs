@@ -12,7 +12,7 @@
 //! N, pins.
 
 mod limit_class;
-mod slot;
+pub(crate) mod slot;
 mod tree;
 
 use std::{mem::MaybeUninit, path::Path};
@@ -69,12 +69,6 @@ impl Member {
             Member::Port(ifindex) => PORT_KEY | u64::from(ifindex),
         }
     }
-}
-
-/// The index of the device that an ifb device of this name serves.
-pub(crate) fn served_by(ifb: &str) -> Option<u32> {
-    let ifindex = ifb.strip_prefix("tgifb")?.parse().ok()?;
-    (ifb == ifb_name(ifindex)).then_some(ifindex)
 }
 
 /// The limit on a device itself, as long as this value lives unless it is [kept](Root::keep).

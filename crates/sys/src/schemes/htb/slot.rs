@@ -16,6 +16,12 @@ pub(super) fn ifb_name(ifindex: u32) -> String {
     format!("tgifb{ifindex}")
 }
 
+/// The index of the device that an ifb device of this name serves.
+pub(crate) fn served_by(ifb: &str) -> Option<u32> {
+    let ifindex = ifb.strip_prefix("tgifb")?.parse().ok()?;
+    (ifb == ifb_name(ifindex)).then_some(ifindex)
+}
+
 /// The device whose qdisc holds a direction of a limit; `None` if that is not limited.
 pub(super) fn device_of(
     netlink: &mut Netlink,

@@ -12,6 +12,7 @@ use crate::{
     bpffs::PrivateBpffs,
     limit::settings::Settings,
     net::Netlink,
+    schemes::LINKS,
     store::{
         around::tests::{foreign_program, on_lo},
         pins::{open_map, update},
