@@ -437,6 +437,7 @@ pub(super) mod tests {
         };
         netns.run(check).unwrap();
     }
+
     #[test]
     fn root_force_takes_nothing_off_for_a_limit_that_is_refused() {
         const TEST: &str = "root_force_takes_nothing_off_for_a_limit_that_is_refused";
