@@ -27,8 +27,8 @@ const MEMBERS: &str = "members";
 /// Needs the qdisc `fq`, which not every kernel has.
 const EDT: &str = "edt";
 
-/// What a version says of a scheme that it does not have.
-const UNKNOWN: &str = "unknown scheme";
+/// What versions say of a scheme that they do not have.
+const UNKNOWN: [&str; 2] = ["unknown scheme", "for '--scheme <SCHEME>'"];
 
 /// What an earlier binary puts on, and a name for it.
 const CASES: [(&str, &[&str]); 13] = [
@@ -119,7 +119,8 @@ fn goes_on(scene: &Scene, binary: &Path, case: &str, adds: &[&str]) {
     let before = scene.bed.qdiscs();
     for words in adds {
         let done = scene.older(binary, words);
-        if done.as_ref().is_err_and(|said| case == MEMBERS || said.contains(UNKNOWN)) {
+        let is_unknown = |said: &String| UNKNOWN.iter().any(|words| said.contains(words));
+        if done.as_ref().is_err_and(|said| case == MEMBERS || is_unknown(said)) {
             println!("{at}: not known there");
             return;
         }
