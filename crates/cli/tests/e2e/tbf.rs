@@ -111,8 +111,8 @@ fn root_counters_go_on_when_another_scheme_takes_the_device() {
         ok(&place, &bed, &format!("limit set up --scheme {scheme} --egress 20mbit"));
         let (now, counted) = passed();
         assert_eq!(now, scheme);
-        // A packet counts once: counted twice, all of `sent` would be there again. What the sender has left in
-        // its buffer may follow.
+        // A packet counts once: counted twice, all of `sent` would be there again. What the sender has left
+        // in its buffer may follow.
         assert!((sent..2 * sent).contains(&counted), "{from}, {now}: {sent}, {counted}");
     }
 }
