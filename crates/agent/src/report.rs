@@ -19,7 +19,7 @@ const FILE: &str = "agent.json";
 const LOCK: &str = "agent.lock";
 /// An agent that has not beaten for so long hangs. An emulated machine needs a minute to load the programs of
 /// one limit.
-const SILENCE_MAX: Duration = Duration::from_mins(5);
+const SILENCE_MAX: Duration = Duration::from_secs(5 * 60);
 /// Digits of the time in the lock.
 const TIME_DIGITS: usize = 20;
 /// Holds room for the journal of the next change: without a journal nothing is put on, and `/run` may be

@@ -15,6 +15,7 @@
 //! puts the limits that are compared on them, [`stalls`] notices when the machine stands still. The library
 //! exists for this crate's binary and its tests; no other crate imports it.
 
+mod awake;
 pub mod chart;
 pub mod cli;
 pub mod context;
