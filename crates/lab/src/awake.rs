@@ -1,7 +1,7 @@
 //! Keeps idle CPUs awake while latency is measured.
 //!
 //! A CPU that idles sleeps, and wakes late when a packet comes: by microseconds where it sleeps deeply, and
-//! by milliseconds in a virtual machine, whose hypervisor takes it away meanwhile. That is latency of the
+//! by milliseconds in a virtual machine, whose hypervisor takes it away meanwhile. This is latency of the
 //! machine, whatever limit the packet passes. So the kernel is asked for a wake-up latency of zero, as other
 //! instruments of latency do (PM QoS, `Documentation/power/pm_qos_interface.rst`): its idle loop polls then.
 //! Busy CPUs are not affected, and time of the idle loop counts as idle.

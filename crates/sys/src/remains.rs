@@ -129,8 +129,8 @@ impl OnDevice {
     }
 }
 
-/// What makes way for a limit that begins on a device, once the limit is checked and loaded: what a process
-/// that died or a lost BPF file system has left there, or the limit of another store.
+/// The objects on a device that make way for a limit that begins there, once it is checked and loaded:
+/// remains of a process that died or of a lost BPF file system, or the limit of another store.
 #[derive(Debug, Default)]
 pub(crate) struct InTheWay {
     /// Ours, but of no limit of this store.

@@ -27,7 +27,7 @@ const MEMBERS: &str = "members";
 /// Needs the qdisc `fq`, which not every kernel has.
 const EDT: &str = "edt";
 
-/// What versions say of a scheme that they do not have.
+/// How versions refuse a scheme that they do not have.
 const UNKNOWN: [&str; 2] = ["unknown scheme", "for '--scheme <SCHEME>'"];
 
 /// What an earlier binary puts on, and a name for it.

@@ -37,7 +37,7 @@ pub struct Device {
     pub name: String,
     pub up: bool,
     pub loopback: bool,
-    /// Its packets have Ethernet's header. Those of TUN, WireGuard and PPP begin with IP.
+    /// Its packets have Ethernet's header. Packets of TUN, WireGuard and PPP begin with IP.
     pub ethernet: bool,
     /// `bridge`, `veth`, `tun`, `vlan` ...; empty for hardware.
     pub kind: String,

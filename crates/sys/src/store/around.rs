@@ -81,9 +81,9 @@ impl Store {
         removed.map(|device| device.to_string()).collect()
     }
 
-    /// What makes way for a limit that begins on a device: what a process that died or a lost BPF file system
-    /// has left. Another store's qdisc goes, with all of its limit, only with force, and for a limit that
-    /// `has_qdisc`.
+    /// The objects that make way for a limit that begins on a device: remains of a process that died or of a
+    /// lost BPF file system. Another store's qdisc goes, with all of its limit, only with force, and for a
+    /// limit that `has_qdisc`.
     pub(super) fn in_the_way(
         &self,
         name: &str,
