@@ -5,6 +5,7 @@ use std::{
     collections::VecDeque,
     io::{Read, Write},
     net::{IpAddr, Shutdown, TcpListener, TcpStream, UdpSocket},
+    process::Command,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
@@ -457,4 +458,9 @@ fn root_xdp_refuses_what_it_cannot_do_and_leaves_no_trace() {
     set_mtu(&mut netlink, index, 9000).unwrap();
     let error = XdpDevice::open(&bed.middle, "b", XdpOptions::default()).unwrap_err();
     assert!(error.to_string().contains("1774 bytes or less"), "{error}");
+
+    let make = || Command::new("ip").args("tuntap add dev l3 mode tun".split(' ')).status();
+    assert!(bed.middle.run(make).unwrap().unwrap().success());
+    let error = XdpDevice::open(&bed.middle, "l3", XdpOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("carries Ethernet"), "{error}");
 }

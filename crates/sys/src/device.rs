@@ -123,9 +123,7 @@ pub(crate) fn name_of(ifindex: u32) -> Option<String> {
 
 /// Whether the packets of a device of this network namespace have Ethernet's header; also if nothing tells.
 pub(crate) fn is_ethernet(ifindex: u32) -> bool {
-    let devices = Netlink::open().and_then(|mut netlink| netlink.devices());
-    let device = devices.ok().and_then(|all| all.into_iter().find(|it| it.index == ifindex));
-    device.is_none_or(|device| device.ethernet)
+    Netlink::open().and_then(|mut netlink| netlink.is_ethernet(ifindex)).unwrap_or(true)
 }
 
 /// Whether the device of a limit is, or was, in the network namespace of the calling thread.

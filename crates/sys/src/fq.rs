@@ -215,7 +215,6 @@ mod tests {
             name: format!("d{index}"),
             up: true,
             loopback: false,
-            ethernet: true,
             kind: kind.into(),
             master,
             below: None,

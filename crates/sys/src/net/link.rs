@@ -37,8 +37,6 @@ pub struct Device {
     pub name: String,
     pub up: bool,
     pub loopback: bool,
-    /// Its packets have Ethernet's header. Packets of TUN, WireGuard and PPP begin with IP.
-    pub ethernet: bool,
     /// `bridge`, `veth`, `tun`, `vlan` ...; empty for hardware.
     pub kind: String,
     /// The bridge or bond that it is a port of.
@@ -163,6 +161,14 @@ impl Netlink {
         })
     }
 
+    /// Whether the packets of a device have Ethernet's header. Those of TUN, WireGuard and PPP begin with
+    /// IP.
+    pub fn is_ethernet(&mut self, index: u32) -> Result<bool, NetError> {
+        let link = self.get_link(&format!("read the type of device {index}"), link_at(index))?;
+        let layer = link.header.link_layer_type;
+        Ok(matches!(layer, LinkLayerType::Ether | LinkLayerType::Loopback))
+    }
+
     /// What the kernel says of a device in the attribute that `pick` takes.
     pub fn attribute<T>(
         &mut self,
@@ -248,10 +254,6 @@ fn device(link: LinkMessage) -> Device {
         index: link.header.index,
         up: flags.contains(LinkFlags::Up),
         loopback: flags.contains(LinkFlags::Loopback),
-        ethernet: matches!(
-            link.header.link_layer_type,
-            LinkLayerType::Ether | LinkLayerType::Loopback
-        ),
         ..Device::default()
     };
     let (mut below, mut elsewhere) = (None, false);

@@ -46,10 +46,19 @@ pub struct XdpDevice {
 impl XdpDevice {
     /// Attaches to the device `name` of `netns`.
     ///
-    /// Errors: no such device; its MTU is too large; it has an XDP program already.
+    /// Errors: no such device; its packets have no Ethernet header; its MTU is too large; it has an XDP
+    /// program already.
     pub fn open(netns: &NetNs, name: &str, options: XdpOptions) -> Result<Self, PortError> {
         let mut netlink = netns.netlink()?;
         let index = netlink.index_of(name)?;
+        if !netlink.is_ethernet(index)? {
+            return Err(PortError::Invalid {
+                port: name.into(),
+                field: "the type of the AF_XDP device",
+                read: "without Ethernet's header".to_owned(),
+                expected: "use a device that carries Ethernet",
+            });
+        }
         let mtu = netlink.mtu(index)? as usize;
         if mtu + ETHERNET_BYTES + VLAN_TAG_BYTES > XDP_FRAME_BYTES_MAX {
             return Err(PortError::Invalid {
