@@ -1,4 +1,4 @@
-//! Keeps idle CPUs awake while latency is measured.
+//! Keeps idle CPUs awake while an experiment runs.
 //!
 //! A CPU that idles sleeps, and wakes late when a packet comes: by microseconds where it sleeps deeply, and
 //! by milliseconds in a virtual machine, whose hypervisor takes it away meanwhile. This is latency of the

@@ -12,6 +12,7 @@ use anyhow::{Context as _, anyhow};
 use rustix::fs::{FlockOperation, flock};
 use tidegate_core::Nanos;
 
+use crate::awake::Awake;
 use crate::context::{Context, Links, Options};
 use crate::experiment::Experiment;
 use crate::host::{self, Host};
@@ -96,6 +97,7 @@ pub fn one(experiment: &dyn Experiment, options: &Options, progress: Progress) -
         ));
     }
     let began = Instant::now();
+    let _awake = Awake::keep();
     let watch = StallWatch::start();
     let ended = catch_unwind(AssertUnwindSafe(|| experiment.run(&mut context)))
         .unwrap_or_else(|panic| Err(anyhow!("panicked: {}", panic_text(panic.as_ref()))));

@@ -36,7 +36,6 @@ use tidegate_sys::sched::make_realtime;
 
 use super::{GRACE, NS_PER_US, Quantiles, histogram_ns, parse_seconds};
 use crate::{
-    awake::Awake,
     stalls::{self, Stall, StallWatch},
     stats,
     testbed::{Child, Site, Testbed, wait},
@@ -235,7 +234,6 @@ pub fn probe(args: &ClientArgs) -> anyhow::Result<ProbeReport> {
     stamp_received(&socket)?;
 
     let book: Vec<Probe> = (0..count).map(|_| Probe::default()).collect();
-    let _awake = Awake::keep();
     let watch = StallWatch::start();
     let sent_all = AtomicBool::new(false);
     thread::scope(|scope| {

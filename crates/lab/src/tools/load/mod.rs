@@ -28,7 +28,6 @@ pub use protocol::{DATABASE, Protocol, set_request};
 
 use super::{GRACE, NS_PER_US, Quantiles, histogram_ns, parse_seconds};
 use crate::{
-    awake::Awake,
     stalls::StallWatch,
     testbed::{Child, Site, Testbed, wait::wait_until},
 };
@@ -166,7 +165,6 @@ pub fn run(args: &LoadArgs) -> anyhow::Result<LoadReport> {
         args.clients
     );
     ensure!(args.rate_hz != Some(0), "--rate must be above 0");
-    let _awake = Awake::keep();
     let watch = StallWatch::start();
     let seen = match args.protocol {
         Protocol::Http3 => http3::run(args),
