@@ -246,21 +246,8 @@ fn ipv4(frame: &Frame<'_>, at: usize) -> Option<Packet> {
         _ => Fragment::Later(id.into()),
     };
     let key = FlowKey { source, destination, source_port: 0, destination_port: 0, protocol: ip[9] };
-    let payload = ip_bytes.saturating_sub(head as u32);
-    Some(transport(
-        frame,
-        Packet {
-            time_ns: frame.time_ns,
-            key,
-            ip_bytes,
-            wire_bytes: frame.wire_bytes,
-            ip_id: Some(id),
-            fragment,
-            transport: Transport::Other,
-        },
-        at + head,
-        payload,
-    ))
+    let ip = Ip { key, bytes: ip_bytes, head_bytes: head, id: Some(id), fragment };
+    Some(packet(frame, at, &ip))
 }
 
 fn ipv6(frame: &Frame<'_>, at: usize) -> Option<Packet> {
@@ -300,26 +287,32 @@ fn ipv6(frame: &Frame<'_>, at: usize) -> Option<Packet> {
         offset += length;
     }
     let key = FlowKey { source, destination, source_port: 0, destination_port: 0, protocol: next };
-    let payload = ip_bytes.saturating_sub(offset as u32);
-    Some(transport(
-        frame,
-        Packet {
-            time_ns: frame.time_ns,
-            key,
-            ip_bytes,
-            wire_bytes: frame.wire_bytes,
-            ip_id: None,
-            fragment,
-            transport: Transport::Other,
-        },
-        at + offset,
-        payload,
-    ))
+    let ip = Ip { key, bytes: ip_bytes, head_bytes: offset, id: None, fragment };
+    Some(packet(frame, at, &ip))
 }
 
-/// Reads ports and counters of what lies at `at`, `payload` bytes of it.
-fn transport(frame: &Frame<'_>, packet: Packet, at: usize, payload: u32) -> Packet {
-    let data = frame.data.get(at..).unwrap_or_default();
+/// The part of a packet that its IP headers say.
+struct Ip {
+    key: FlowKey,
+    bytes: u32,
+    head_bytes: usize,
+    id: Option<u16>,
+    fragment: Fragment,
+}
+
+/// The packet whose IP header begins at `at`, with the ports and counters behind its headers.
+fn packet(frame: &Frame<'_>, at: usize, ip: &Ip) -> Packet {
+    let packet = Packet {
+        time_ns: frame.time_ns,
+        key: ip.key,
+        ip_bytes: ip.bytes,
+        wire_bytes: frame.wire_bytes,
+        ip_id: ip.id,
+        fragment: ip.fragment,
+        transport: Transport::Other,
+    };
+    let payload = ip.bytes.saturating_sub(ip.head_bytes as u32);
+    let data = frame.data.get(at + ip.head_bytes..).unwrap_or_default();
     let (Some(source_port), Some(destination_port)) = (u16_at(data, 0), u16_at(data, 2)) else {
         return packet;
     };

@@ -111,38 +111,11 @@ fn is_full(error: rustix::io::Errno) -> bool {
     matches!(error, Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::BUSY)
 }
 
-/// One counter of a port: its place in [`PortCounters`], its name, and what it means.
-#[derive(Debug, Clone, Copy)]
-pub struct PortCounter {
-    /// Name in snake case, with its unit.
-    pub name: &'static str,
-    /// One sentence for help, documentation and metrics.
-    pub help: &'static str,
-    /// Reads it.
-    pub value: fn(&PortCounters) -> u64,
-}
-
-/// Makes the struct and the table from one list.
-macro_rules! counters {
-    ($($name:ident: $help:literal,)*) => {
-        /// What happened at a port since it was opened. Direction is the port's: `rx` came in from the
-        /// device, `tx` went out to it. A segment that stays whole is one frame; its `wire_bytes` are those
-        /// of all its segments.
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-        pub struct PortCounters {
-            $(#[doc = $help] pub $name: u64,)*
-        }
-
-        impl PortCounters {
-            /// Every counter: the one table from which status, JSON, metrics and docs speak.
-            pub const TABLE: &[PortCounter] = &[
-                $(PortCounter { name: stringify!($name), help: $help, value: |c| c.$name },)*
-            ];
-        }
-    };
-}
-
-counters! {
+crate::counters::counter_table! {
+    /// What happened at a port since it was opened. Direction is the port's: `rx` came in from the
+    /// device, `tx` went out to it. A segment that stays whole is one frame; its `wire_bytes` are those
+    /// of all its segments.
+    PortCounters, PortCounter:
     rx_frames: "frames that came in",
     rx_wire_bytes: "their bytes on the wire",
     rx_no_buffer: "times that receiving stopped because the pool was empty; the frames wait in the kernel",

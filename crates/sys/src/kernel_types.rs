@@ -12,6 +12,7 @@ use std::{
     sync::OnceLock,
 };
 
+use libbpf_rs::libbpf_sys as btf;
 use rustix::{
     fs::{MemfdFlags, memfd_create},
     mm::{MapFlags, ProtFlags, mmap, munmap},
@@ -96,29 +97,6 @@ fn with_words<T>(path: &Path, work: impl FnOnce(&[u32]) -> T) -> io::Result<T> {
     }
 }
 
-/// The kinds of types (`BTF_KIND_*`).
-mod kind {
-    pub(super) const INT: u32 = 1;
-    pub(super) const POINTER: u32 = 2;
-    pub(super) const ARRAY: u32 = 3;
-    pub(super) const STRUCT: u32 = 4;
-    pub(super) const UNION: u32 = 5;
-    pub(super) const ENUM: u32 = 6;
-    pub(super) const FORWARD: u32 = 7;
-    pub(super) const TYPEDEF: u32 = 8;
-    pub(super) const VOLATILE: u32 = 9;
-    pub(super) const CONST: u32 = 10;
-    pub(super) const RESTRICT: u32 = 11;
-    pub(super) const FUNCTION: u32 = 12;
-    pub(super) const PROTOTYPE: u32 = 13;
-    pub(super) const VARIABLE: u32 = 14;
-    pub(super) const SECTION: u32 = 15;
-    pub(super) const FLOAT: u32 = 16;
-    pub(super) const DECLARATION_TAG: u32 = 17;
-    pub(super) const TYPE_TAG: u32 = 18;
-    pub(super) const ENUM64: u32 = 19;
-}
-
 /// A type, where it is.
 #[derive(Clone, Copy)]
 struct Type<'a> {
@@ -131,19 +109,22 @@ impl<'a> Type<'a> {
         let info = *words.get(1)?;
         let count = (info & 0xffff) as usize;
         let more = match info >> 24 & 0x1f {
-            kind::INT | kind::VARIABLE | kind::DECLARATION_TAG => 1,
-            kind::ARRAY => 3,
-            kind::STRUCT | kind::UNION | kind::SECTION | kind::ENUM64 => 3 * count,
-            kind::ENUM | kind::PROTOTYPE => 2 * count,
-            kind::POINTER
-            | kind::FORWARD
-            | kind::TYPEDEF
-            | kind::VOLATILE
-            | kind::CONST
-            | kind::RESTRICT
-            | kind::FUNCTION
-            | kind::FLOAT
-            | kind::TYPE_TAG => 0,
+            btf::BTF_KIND_INT | btf::BTF_KIND_VAR | btf::BTF_KIND_DECL_TAG => 1,
+            btf::BTF_KIND_ARRAY => 3,
+            btf::BTF_KIND_STRUCT
+            | btf::BTF_KIND_UNION
+            | btf::BTF_KIND_DATASEC
+            | btf::BTF_KIND_ENUM64 => 3 * count,
+            btf::BTF_KIND_ENUM | btf::BTF_KIND_FUNC_PROTO => 2 * count,
+            btf::BTF_KIND_PTR
+            | btf::BTF_KIND_FWD
+            | btf::BTF_KIND_TYPEDEF
+            | btf::BTF_KIND_VOLATILE
+            | btf::BTF_KIND_CONST
+            | btf::BTF_KIND_RESTRICT
+            | btf::BTF_KIND_FUNC
+            | btf::BTF_KIND_FLOAT
+            | btf::BTF_KIND_TYPE_TAG => 0,
             _ => return None,
         };
         Some(Type { words: words.get(..TYPE_WORDS + more)? })
@@ -154,20 +135,22 @@ impl<'a> Type<'a> {
     }
 
     fn has_members(self) -> bool {
-        matches!(self.kind(), kind::STRUCT | kind::UNION)
+        matches!(self.kind(), btf::BTF_KIND_STRUCT | btf::BTF_KIND_UNION)
     }
 
     /// Which of its words are the numbers of types that are a part of it, and which are names.
     fn links(self) -> (Vec<usize>, Vec<usize>) {
         let members = || (TYPE_WORDS..self.words.len()).step_by(3);
         match self.kind() {
-            kind::STRUCT | kind::UNION => {
+            btf::BTF_KIND_STRUCT | btf::BTF_KIND_UNION => {
                 (members().map(|at| at + 1).collect(), [0].into_iter().chain(members()).collect())
             }
-            kind::ARRAY => (vec![TYPE_WORDS, TYPE_WORDS + 1], vec![0]),
-            kind::TYPEDEF | kind::VOLATILE | kind::CONST | kind::RESTRICT | kind::TYPE_TAG => {
-                (vec![2], vec![0])
-            }
+            btf::BTF_KIND_ARRAY => (vec![TYPE_WORDS, TYPE_WORDS + 1], vec![0]),
+            btf::BTF_KIND_TYPEDEF
+            | btf::BTF_KIND_VOLATILE
+            | btf::BTF_KIND_CONST
+            | btf::BTF_KIND_RESTRICT
+            | btf::BTF_KIND_TYPE_TAG => (vec![2], vec![0]),
             _ => (Vec::new(), vec![0]),
         }
     }
@@ -176,8 +159,8 @@ impl<'a> Type<'a> {
     fn alone(self) -> Vec<u32> {
         let mut words = self.words.to_vec();
         match self.kind() {
-            kind::POINTER => words[2] = 0,
-            kind::ENUM | kind::ENUM64 => {
+            btf::BTF_KIND_PTR => words[2] = 0,
+            btf::BTF_KIND_ENUM | btf::BTF_KIND_ENUM64 => {
                 words[1] &= !0xffff;
                 words.truncate(TYPE_WORDS);
             }
@@ -235,7 +218,7 @@ fn take(kernel: &[u32], names: &[&str]) -> Option<Taken> {
         let number = starts.len() as u32;
         starts.push(at);
         at += next.words.len();
-        if next.kind() == kind::FUNCTION && is_named(next, CAST) {
+        if next.kind() == btf::BTF_KIND_FUNC && is_named(next, CAST) {
             cast = number;
         }
         if !next.has_members() {

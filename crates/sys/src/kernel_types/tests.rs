@@ -101,7 +101,7 @@ fn file(types: &[u32]) -> Vec<u32> {
 #[test]
 fn other_kinds_of_types_are_not_read() {
     // A record with one member, a pointer to it.
-    let record = [1, kind::STRUCT << 24 | 1, 8, 0, 2, 0, 0, kind::POINTER << 24, 1];
+    let record = [1, btf::BTF_KIND_STRUCT << 24 | 1, 8, 0, 2, 0, 0, btf::BTF_KIND_PTR << 24, 1];
     let taken = take(&file(&record), &["sock"]).unwrap().file;
     let words: Vec<u32> =
         taken.chunks_exact(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap())).collect();
