@@ -700,7 +700,8 @@ impl Store {
         let name = &pinned.name;
         let scheme = schemes::of(limit.scheme());
         if scheme.pinning() == Pinning::Tree {
-            return self.change_htb(hierarchy, pinned, limit, options);
+            let earlier = pinned.maps.settings().map_err(limit_error(name))?;
+            return self.change_htb(hierarchy, pinned, limit, options, earlier);
         }
         if scheme.links(limit).contains(&XDP_PIN) != scheme.links(&pinned.limit).contains(&XDP_PIN)
         {

@@ -73,6 +73,20 @@ impl Settings {
         limit
     }
 
+    /// The same from `now` on, CLOCK_BOOTTIME, after `since` was in force: a policer's books go on.
+    pub(crate) fn carried_on(&self, since: &Settings, now: Nanos) -> Settings {
+        let limit = self.limit.carried_on(&since.at(now), now);
+        let mut settings = Settings { limit, ..*self };
+        for direction in Direction::BOTH {
+            let until = limit.until(direction);
+            if until.0 != 0 {
+                let then = &mut settings.then[intf::index(direction)];
+                *then = then.carried_on(&limit, until.max(now));
+            }
+        }
+        settings
+    }
+
     /// Has the rate of a direction end, at once if its time is over at `now`. False if the direction is free.
     fn lend(
         &mut self,
@@ -94,6 +108,11 @@ impl LimitMaps {
     /// The settings in its map, whether or not their leases have ended.
     pub(crate) fn settings(&self) -> Result<Settings, LimitError> {
         Settings::read(&self.limit, self.at)
+    }
+
+    /// Puts earlier settings back in force.
+    pub(crate) fn put_back(&self, earlier: &Settings) -> Result<(), LimitError> {
+        self.write(earlier.carried_on(&self.settings()?, boottime()))
     }
 
     /// As it is in force at a time of `CLOCK_BOOTTIME`.

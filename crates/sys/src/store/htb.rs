@@ -149,28 +149,31 @@ impl Store {
         done
     }
 
-    /// Puts another limit in force, and the whole tree with it: no packet that waits is lost.
+    /// Puts another limit in force, and the whole tree with it: no packet that waits is lost. On an error the
+    /// `earlier` settings are in force, whatever is in the map already.
     pub(super) fn change_htb(
         &self,
         hierarchy: &Hierarchy,
         pinned: &PinnedLimit,
         limit: &intf::Entry,
         options: &LimitOptions,
+        earlier: Settings,
     ) -> Result<(), StoreError> {
         let refused = || limit_error(&pinned.name);
-        self.check_above(hierarchy, &pinned.name)?;
-        let earlier = pinned.maps.settings().map_err(refused())?;
-        let settings = pinned.maps.keep_leases(*limit, options).map_err(refused())?;
-        let limit = settings.limit;
-        pinned.maps.write(settings).map_err(refused())?;
-        let done = self.tree_of(hierarchy, &pinned.name).and_then(|tree| {
+        let change = || {
+            self.check_above(hierarchy, &pinned.name)?;
+            let settings = pinned.maps.keep_leases(*limit, options).map_err(refused())?;
+            let limit = settings.limit;
+            pinned.maps.write(settings).map_err(refused())?;
+            let tree = self.tree_of(hierarchy, &pinned.name)?;
             tree.sync(&tree.leaves)?;
             let backlog = |direction| htb::backlog_of(&tree.slots, direction);
             let lease = |direction| pinned.maps.lease(direction);
             acks::change(&self.root.join(&pinned.name), &limit, lease, &pinned.name, backlog)
-        });
+        };
+        let done = change();
         if done.is_err() {
-            pinned.maps.write(earlier).map_err(refused())?;
+            let _ = pinned.maps.put_back(&earlier);
             let _ = self.tree_of(hierarchy, &pinned.name).and_then(|tree| tree.sync(&tree.leaves));
         }
         done

@@ -54,14 +54,20 @@ impl Store {
         }
         let scheme = schemes::of(pinned.limit.scheme());
         let lease = lease.filter(|_| scheme.ends_leases());
+        let earlier = pinned.maps.settings().map_err(limit_error(name))?;
         let set = pinned.maps.set_rate(&pinned.asked, direction, rate, lease);
         let set = set.map_err(limit_error(name))?;
         let limit = pinned.maps.limit().map_err(limit_error(name))?;
         if limit != pinned.limit {
             match scheme.pinning() {
-                Pinning::Tree => self.change_htb(hierarchy, &pinned, &limit, &pinned.asked)?,
+                Pinning::Tree => {
+                    self.change_htb(hierarchy, &pinned, &limit, &pinned.asked, earlier)?;
+                }
                 Pinning::Own | Pinning::Shared => {
-                    pinned.maps.change_beside(&limit).map_err(limit_error(name))?
+                    let done = pinned.maps.change_beside(&limit);
+                    // Else the same rate would be found in force at the next attempt.
+                    let done = done.inspect_err(|_| drop(pinned.maps.put_back(&earlier)));
+                    done.map_err(limit_error(name))?;
                 }
             }
         }

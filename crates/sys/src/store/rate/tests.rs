@@ -10,7 +10,7 @@ use super::*;
 use crate::{
     cgroup::Cgroup,
     limit::LimitOptions,
-    net::{NetNs, Netlink, VethPair},
+    net::{NetNs, Netlink, VethPair, qdisc::Handle},
 };
 
 /// A BPF file system and a cgroup of its own.
@@ -146,4 +146,41 @@ fn root_a_rate_that_may_not_wait_is_not_set_while_another_writes() {
     drop(other);
     assert_eq!(set(Duration::from_secs(60)).unwrap(), RateSet::Set);
     assert_eq!(rate(), "5mbit".parse().ok());
+}
+
+/// A rate that could not be set is not in force, and the next attempt does not find it so either.
+#[test]
+fn root_a_rate_that_the_qdisc_refuses_is_not_in_force() {
+    if !is_root("root_a_rate_that_the_qdisc_refuses_is_not_in_force") {
+        return;
+    }
+    let place = Place::new("refused");
+    let Place { hierarchy, store, .. } = &place;
+    let netns = NetNs::create(&format!("tidegate-refused-{}", std::process::id())).unwrap();
+    netns
+        .run(|| {
+            let mut netlink = Netlink::open().unwrap();
+            netlink.add_veth(&VethPair { name: "v0", peer: "v1", peer_netns: None }).unwrap();
+            let ifindex = netlink.index_of("v0").unwrap();
+            let scope = Scope::Dev("v0".to_owned());
+            for scheme in [Scheme::Htb, Scheme::Spring, Scheme::Tbf] {
+                let lock = store.lock().unwrap();
+                let begin = options(scheme, "20mbit");
+                store.install(&lock, hierarchy, "a", &scope, &begin, None).unwrap();
+                drop(lock);
+                let set = |rate: &str| {
+                    let (rate, patience) = (rate.parse().unwrap(), Duration::from_secs(60));
+                    store.set_rate(hierarchy, "a", Direction::Egress, rate, None, patience)
+                };
+                let rate = || store.open(hierarchy, "a").unwrap().limit.rate(Direction::Egress);
+                assert_eq!(set("30mbit").unwrap(), RateSet::Set);
+                netlink.delete_qdisc(ifindex, Handle::ROOT).unwrap();
+                for _ in 0..2 {
+                    assert!(set("50mbit").is_err(), "{scheme}");
+                    assert_eq!(rate(), "30mbit".parse().ok(), "{scheme}");
+                }
+                store.remove(&store.lock().unwrap(), "a").unwrap();
+            }
+        })
+        .unwrap();
 }
