@@ -50,18 +50,33 @@ fn keys(trie: &MapHandle, index: u32) -> impl Iterator<Item = Vec<u8>> {
     })
 }
 
-/// Makes prefixes those that the limit of an index exempts; it is 0 in a trie that limits do not share.
+/// Makes prefixes those that the limit of an index exempts; it is 0 in a trie that limits do not share. New
+/// ones come before others go, as far as there is room: who stays exempt is not charged meanwhile.
+///
+/// # Errors
+/// [`LimitError::Map`]; some may have come and gone.
 pub(crate) fn fill(trie: &MapHandle, exempt: &Prefixes, index: u32) -> Result<(), LimitError> {
     let refused = || map_error("exempt");
     let wanted: Vec<_> = exempt.as_slice().iter().map(|prefix| key(prefix, index)).collect();
     let present: Vec<_> = keys(trie, index).collect();
-    for key in &wanted {
-        trie.update(key, &[1], MapFlags::ANY).map_err(refused())?;
+    let mut stale = present.iter().filter(|key| !wanted.contains(key));
+    // Those that are there are not written again: before Linux 6.13 a full trie refuses them, too.
+    for key in wanted.iter().filter(|key| !present.contains(key)) {
+        let mut done = trie.update(key, &[1], MapFlags::ANY);
+        if done.is_err()
+            && is_full(trie)
+            && let Some(gone) = stale.next()
+        {
+            trie.delete(gone).map_err(refused())?;
+            done = trie.update(key, &[1], MapFlags::ANY);
+        }
+        done.map_err(refused())?;
     }
-    for key in present.iter().filter(|key| !wanted.contains(key)) {
-        trie.delete(key).map_err(refused())?;
-    }
-    Ok(())
+    stale.try_for_each(|key| trie.delete(key)).map_err(refused())
+}
+
+fn is_full(trie: &MapHandle) -> bool {
+    trie.keys().count() >= trie.max_entries() as usize
 }
 
 /// The prefixes that the limit of an index exempts.
@@ -75,4 +90,16 @@ pub(crate) fn read(trie: &MapHandle, index: u32) -> Prefixes {
         exempt.insert(Prefix { address, bits });
     }
     exempt
+}
+
+/// A trie with room for so many.
+#[cfg(test)]
+pub(crate) fn trie_of(entries: u32) -> MapHandle {
+    let options = libbpf_rs::libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as _,
+        map_flags: libbpf_rs::libbpf_sys::BPF_F_NO_PREALLOC,
+        ..Default::default()
+    };
+    let (kind, key_bytes) = (libbpf_rs::MapType::LpmTrie, KEY_BYTES as u32);
+    MapHandle::create(kind, Some("exempt"), key_bytes, 1, entries, &options).unwrap()
 }

@@ -204,16 +204,17 @@ impl LimitMaps {
             return place.change(&self.limit, &settings, options);
         }
         let exempted = self.exempt.as_ref().map(|trie| exempt::read(trie, 0));
-        self.write(settings)?;
-        self.exempt(&options.exempt.prefixes)?;
-        let done = self.change_beside(&settings.limit);
         let mut cgroups = cgroups.into_iter();
-        let done = done.and_then(|()| {
-            cgroups.try_for_each(|cgroup| self.adopt(hierarchy, cgroup, Adopt::Take))
-        });
+        let done = self
+            .write(settings)
+            .and_then(|()| self.exempt(&options.exempt.prefixes))
+            .and_then(|()| self.change_beside(&settings.limit))
+            .and_then(|()| {
+                cgroups.try_for_each(|cgroup| self.adopt(hierarchy, cgroup, Adopt::Take))
+            });
         if done.is_err() {
-            self.write(earlier)?;
-            self.exempt(&exempted.unwrap_or_default())?;
+            let _ = self.put_back(&earlier);
+            let _ = self.exempt(&exempted.unwrap_or_default());
         }
         done
     }

@@ -3,16 +3,17 @@
 use libbpf_rs::{MapCore, MapFlags, ProgramInput};
 use proptest::prelude::*;
 use tidegate_core::{
-    Bytes, Colour, Meter, Nanos, Rate, Span, TokenBucket,
+    Bytes, Colour, Meter, Nanos, Rate, Scheme, Span, TokenBucket,
     exempt::Exempt,
     meter::{ColourMode, MeterConfig, MeterKind},
     police::{Action, ColourMap, Dscp, MeterOptions, MeterType, Policy},
+    prefixes::MAX_PREFIXES,
     queue_options::VirtualQueueOptions,
     token_bucket::BucketConfig,
 };
 
 use super::*;
-use crate::bpf::open_skel;
+use crate::{bpf::open_skel, exempt::trie_of};
 
 /// `struct pl_packet`.
 #[repr(C)]
@@ -628,4 +629,50 @@ fn root_police_exempt_packets_follow_the_table() {
     assert_eq!(maps.options().unwrap().exempt, exempt);
     assert!(passes(Hook::Out, &v4(near, far, 0)));
     assert!(!passes(Hook::Out, &v4(far, near, 0)) && !passes(Hook::In, &v4(near, near, 46)));
+}
+
+/// A limit that exempts as many as it may exempts others, and has other rates. Where its trie takes nobody
+/// more, all is as before.
+#[test]
+fn root_police_a_full_trie_of_exempt_prefixes_changes_as_a_whole_or_not() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!(
+            "SKIP root_police_a_full_trie_of_exempt_prefixes_changes_as_a_whole_or_not: needs root"
+        );
+        return;
+    }
+    let hierarchy = Hierarchy::find().unwrap();
+    let of = |net: u8, rate: &str| {
+        let exempt: Vec<_> = (0..MAX_PREFIXES).map(|i| format!("10.{net}.{i}.0/24")).collect();
+        LimitOptions {
+            egress: Some(VirtualQueueOptions::new(rate.parse().unwrap())),
+            scheme: Scheme::Police,
+            exempt: exempt.join(",").parse().unwrap(),
+            ..LimitOptions::default()
+        }
+    };
+    let begin = of(0, "1mbit");
+    let mut storage = MaybeUninit::uninit();
+    let police = load(&mut storage, AttachPoint::Device, true).unwrap();
+    let mut maps = maps(&police, &begin.encode(0).unwrap()).unwrap();
+    maps.exempt(&begin.exempt.prefixes).unwrap();
+    let set = |maps: &LimitMaps, options: &LimitOptions| {
+        maps.set(&hierarchy, [], &options.encode(0).unwrap(), options)
+    };
+    for options in [of(1, "1mbit"), of(1, "2mbit"), of(2, "3mbit")] {
+        set(&maps, &options).unwrap();
+        let now = maps.options().unwrap();
+        assert_eq!(
+            (now.egress.unwrap().rate, now.exempt),
+            (options.egress.unwrap().rate, options.exempt)
+        );
+    }
+
+    maps.exempt = Some(trie_of(2));
+    maps.exempt(&"192.0.2.1,192.0.2.2".parse::<Exempt>().unwrap().prefixes).unwrap();
+    let (earlier, since) = (maps.options().unwrap(), maps.limit().unwrap().police[0].since_ns);
+    set(&maps, &of(3, "4mbit")).unwrap_err();
+    assert_eq!(maps.options().unwrap(), earlier);
+    // A packet that has met the refused policy must not find an older one.
+    assert!(maps.limit().unwrap().police[0].since_ns > since);
 }
