@@ -76,11 +76,12 @@ impl AcksOptions {
         Ok(AcksOptions { law, rate, mark: None, burst, lease: None })
     }
 
-    /// As it lies in the map, and what is in force when its time is over.
+    /// As it lies in the map, and what is in force when its time is over: the same where it has no end.
+    /// Programs whose earlier lease is over read that one until the first is written.
     #[must_use]
     pub fn encode(&self) -> [intf::Limit; 2] {
         let now = self.encode_one();
-        let Some(Lease { until, then }) = self.lease else { return [now, intf::Limit::default()] };
+        let Some(Lease { until, then }) = self.lease else { return [now; 2] };
         let then = AcksOptions { rate: then, lease: None, ..*self };
         let most_ns = wait::Config::new(then.rate, then.burst).most().0;
         // Zero is for ever.

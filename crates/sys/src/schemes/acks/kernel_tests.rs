@@ -524,6 +524,30 @@ fn root_acks_hold_the_rate_after_a_lease() {
 }
 
 #[test]
+fn a_limit_without_an_end_is_the_same_at_any_time() {
+    for law in [Law::Spring, Law::Dem(dem::Law::Pi)] {
+        let [now, then] = AcksOptions { law, ..SPRING }.encode();
+        assert_eq!(bytes_of(&then), bytes_of(&now));
+    }
+}
+
+/// A writer that dies between the two entries leaves a limit in force, also where the lease before is over.
+#[test]
+fn root_acks_hold_a_limit_while_a_lease_is_taken_away() {
+    if !is_root("root_acks_hold_a_limit_while_a_lease_is_taken_away") {
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let loaded = Loaded::new(&mut storage);
+    let lease = Lease { until: Nanos(1), then: Rate::from_bit_s(10_000_000_000).unwrap() };
+    loaded.reset(&AcksOptions { lease: Some(lease), ..SPRING }, &Backlog::default());
+    let [_, then] = SPRING.encode();
+    let (key, limits) = (intf::THEN.to_ne_bytes(), &loaded.acks.maps.limits);
+    limits.update(&key, bytes_of(&then), MapFlags::ANY).unwrap();
+    check(&loaded, "half written", opened(), 1);
+}
+
+#[test]
 fn root_acks_dem_follows_the_table() {
     if !is_root("root_acks_dem_follows_the_table") {
         return;
