@@ -14,6 +14,7 @@ use tidegate_core::{
 
 use crate::{
     bpf::{create_map, lookup, map_error},
+    clock::boottime,
     exempt,
     intf::{self, CHUNK, FAMILIES, LENGTHS_MAX, Length, Lengths, PlaceKey},
     limit::{LimitError, LimitOptions, settings::Settings},
@@ -39,18 +40,33 @@ impl Place {
     }
 
     /// Puts another limit in force, with its prefixes.
+    ///
+    /// # Errors
+    /// [`LimitError`]; the earlier limit is in force.
     pub(crate) fn change(
         &self,
         map: &MapHandle,
         settings: &Settings,
         options: &LimitOptions,
     ) -> Result<(), LimitError> {
-        let limit = &settings.limit;
-        let earlier = Settings::read(map, self.in_chunk())?.limit;
-        self.enter(limit, &options.matched)?;
-        self.write(map, settings, &options.exempt.prefixes)?;
-        let (old, new) = (keys(&earlier, &self.matched), keys(limit, &options.matched));
-        self.leave(old.difference(&new))
+        let earlier = Settings::read(map, self.in_chunk())?;
+        let exempted = match earlier.limit.exempts() {
+            true => exempt::read(&self.exempts, self.index),
+            false => Prefixes::default(),
+        };
+        let old = keys(&earlier.limit, &self.matched);
+        let new = keys(&settings.limit, &options.matched);
+        self.enter(&settings.limit, &options.matched)?;
+        let done = self
+            .write(map, settings, &options.exempt.prefixes)
+            .and_then(|()| self.leave(old.difference(&new)));
+        if done.is_err() {
+            let _ = self.enter(&earlier.limit, &self.matched);
+            let _ = Settings::read(map, self.in_chunk())
+                .and_then(|now| self.write(map, &earlier.carried_on(&now, boottime()), &exempted));
+            let _ = self.leave(new.difference(&old));
+        }
+        done
     }
 
     /// The settings of a limit, whose packets do not find them yet, and the prefixes that it exempts.

@@ -13,6 +13,7 @@ use super::{
     pool::{MapPool, load, maps_of, vacate},
 };
 use crate::{
+    exempt::trie_of,
     intf::{self, CHUNK},
     limit::{Lease, LimitError, LimitMaps, LimitOptions},
 };
@@ -278,4 +279,40 @@ fn root_police_match_lengths_are_bounded() {
     change(&mut maps, &limit("2001:db8::/32", 10_000)).unwrap();
     change(&mut maps, &of(&all[1..])).unwrap();
     assert!(maps.own.place().unwrap().is_entered(&maps.limit().unwrap()));
+}
+
+/// A change that fails leaves prefixes, settings and exemptions as they were.
+#[test]
+fn root_police_match_a_change_that_fails_is_undone() {
+    if !is_root("root_police_match_a_change_that_fails_is_undone") {
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let programs = load(&mut storage, false, None).unwrap();
+    let pool = maps_of(&programs).unwrap();
+    let mut maps = take(&pool, 0);
+    let counted = |maps: &LimitMaps| maps.read(Direction::Egress).unwrap().counters.packets[0];
+    let send = |maps: &LimitMaps, host: u8| {
+        let (frame, before) = (v4(FAR, [10, 0, 0, host]), counted(maps));
+        let input = ProgramInput { data_in: Some(&frame), ..Default::default() };
+        let verdict = programs.progs.match_out.test_run(input).unwrap().return_value;
+        (verdict, counted(maps) - before)
+    };
+    change(&mut maps, &limit("10.0.0.1", 1 << 18)).unwrap();
+    let earlier = maps.limit().unwrap();
+    assert_eq!((send(&maps, 1), send(&maps, 2)), ((PASSED, 1), (PASSED, 0)));
+
+    // Other limits have all of the trie.
+    let full = trie_of(1);
+    crate::exempt::fill(&full, &"192.0.2.1".parse().unwrap(), 7).unwrap();
+    let own: &mut dyn std::any::Any = &mut *maps.own;
+    own.downcast_mut::<super::Policer>().unwrap().place.as_mut().unwrap().exempts = full;
+    let exempt = "198.51.100.0/24".parse().unwrap();
+    change(&mut maps, &LimitOptions { exempt, ..limit("10.0.0.2", 1 << 17) }).unwrap_err();
+    assert_eq!((send(&maps, 1), send(&maps, 2)), ((PASSED, 1), (PASSED, 0)));
+    assert!(maps.own.place().unwrap().is_entered(&earlier));
+    let now = maps.limit().unwrap();
+    // But for the time: a packet that has met the refused policy must not find an older one.
+    assert!(now.police[0].since_ns > earlier.police[0].since_ns);
+    assert_eq!(intf::Entry { police: earlier.police, ..now }, earlier);
 }
