@@ -5,7 +5,7 @@
 //! so a helper thread does that and ends: the caller never changes namespace.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, Metadata},
     io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -100,8 +100,12 @@ impl NetNs {
     /// Finds a namespace by the inode of its file, among those that have a name and those of processes;
     /// `None` if nothing that can be seen here is in it.
     pub fn find(inode: u64) -> Option<Self> {
-        let is_it = |path: &PathBuf| fs::metadata(path).is_ok_and(|m| m.ino() == inode);
-        let file = File::open(Self::paths().find(is_it)?).ok()?;
+        let is_it = |found: io::Result<Metadata>| found.is_ok_and(|m| m.ino() == inode);
+        // A path may lead to another one when it is opened: names and process ids are used again.
+        let file = Self::paths()
+            .filter(|path| is_it(fs::metadata(path)))
+            .filter_map(|path| File::open(path).ok())
+            .find(|file| is_it(file.metadata()))?;
         Some(Self { name: String::new(), fd: file.into(), owned_mount: None })
     }
 
@@ -216,7 +220,11 @@ fn join<T>(handle: thread::ScopedJoinHandle<'_, T>) -> T {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::{
+        os::unix::fs::symlink,
+        process::Command,
+        sync::atomic::{AtomicBool, Ordering},
+    };
 
     use rustix::mount::{MountFlags, mount};
 
@@ -253,5 +261,55 @@ mod tests {
             ip("del");
         };
         thread::scope(|scope| join(scope.spawn(fresh_host)));
+    }
+
+    /// A name that leads to another namespace by the time it is opened is not taken for the first one.
+    #[test]
+    fn root_find_opens_the_namespace_that_it_has_found() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIP root_find_opens_the_namespace_that_it_has_found: needs root");
+            return;
+        }
+        let flip = || {
+            // SAFETY: unsharing mounts touches no memory; only this thread, which ends, changes namespace.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();
+            mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+            mount("tmpfs", "/run", "tmpfs", MountFlags::empty(), None).unwrap();
+            let [one, other] = ["/run/one", "/run/other"].map(|path| {
+                File::create_new(path).unwrap();
+                let name = path.trim_start_matches("/run/");
+                let netns = NetNs::create(name).unwrap();
+                mount_bind(path_of(name).unwrap(), path).unwrap();
+                // Only the file in `/run` leads there from now on.
+                drop(netns);
+                path
+            });
+            let inode = |path: &str| fs::metadata(path).unwrap().ino();
+            let (wanted, stop) = (inode(one), AtomicBool::new(false));
+            assert_ne!(wanted, inode(other));
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    for target in [one, other].into_iter().cycle() {
+                        symlink(target, format!("{NETNS_DIR}/next")).unwrap();
+                        fs::rename(format!("{NETNS_DIR}/next"), format!("{NETNS_DIR}/flips"))
+                            .unwrap();
+                        if stop.load(Ordering::Relaxed) {
+                            break;
+                        }
+                    }
+                });
+                let found: Vec<_> = (0..300).filter_map(|_| NetNs::find(wanted)).collect();
+                stop.store(true, Ordering::Relaxed);
+                let opened =
+                    found.iter().map(|netns| rustix::fs::fstat(netns.fd()).unwrap().st_ino);
+                assert_eq!(
+                    opened.filter(|inode| *inode != wanted).count(),
+                    0,
+                    "of {}",
+                    found.len()
+                );
+            });
+        };
+        thread::scope(|scope| join(scope.spawn(flip)));
     }
 }
