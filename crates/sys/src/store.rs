@@ -701,7 +701,8 @@ impl Store {
         let scheme = schemes::of(limit.scheme());
         if scheme.pinning() == Pinning::Tree {
             let earlier = pinned.maps.settings().map_err(limit_error(name))?;
-            return self.change_htb(hierarchy, pinned, limit, options, earlier);
+            let change = || self.change_htb(hierarchy, pinned, limit, options, earlier);
+            return self.keep_drops(pinned, change);
         }
         if scheme.links(limit).contains(&XDP_PIN) != scheme.links(&pinned.limit).contains(&XDP_PIN)
         {

@@ -4,7 +4,7 @@
 use std::{
     env, fs,
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpStream, UdpSocket},
     process::Stdio,
     sync::{
         Arc,
@@ -356,6 +356,50 @@ fn root_htb_marks_at_its_queue() {
     assert!(changed.contains("egress ecn 60kb -> default"), "{changed}");
     let status = json(&place, &bed, "status --json");
     assert!(status["limits"][0]["egress"]["mark_ns"].is_null());
+    ok(&place, &bed, "detach");
+}
+
+/// Another kind of queue takes the place of the one that has dropped packets, and the limit counts on.
+#[test]
+fn root_htb_counts_on_when_its_queue_is_exchanged() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    ok(&place, &bed, "limit add up --dev eth0 --scheme htb --egress 1mbit");
+    // For `fq_codel`, which some kernels lack, any queue stands that is none of a limit with `ecn`.
+    for words in [
+        "qdisc del dev eth0 parent 7467:10",
+        "qdisc add dev eth0 parent 7467:10 handle 7501: pfifo limit 2",
+    ] {
+        assert!(bed.tc(words).status.success(), "{words}");
+    }
+    let dropped = || {
+        let status = json(&place, &bed, "status --json");
+        status["limits"][0]["egress"]["drop_full_packets"].as_u64().unwrap()
+    };
+    let wait_for_more_than = |before| {
+        wait_for("drops", || {
+            let send = || {
+                // More than the queue and the buffer of one socket hold.
+                for _ in 0..4 {
+                    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+                    for _ in 0..60 {
+                        socket.send_to(&[0; 1000], (RECEIVER, PORT)).unwrap();
+                    }
+                }
+            };
+            bed.sender.run(send).unwrap();
+            Some(dropped()).filter(|now| *now > before)
+        })
+    };
+    let before = wait_for_more_than(0);
+    ok(&place, &bed, "limit set up --ecn 60kb");
+    assert!(bed.qdiscs().contains("bfifo 7501:"), "{}", bed.qdiscs());
+    let now = dropped();
+    assert!(now >= before, "{now} after {before}");
+    let before = wait_for_more_than(now);
+    ok(&place, &bed, "limit set up --ecn 70kb");
+    let now = dropped();
+    assert!(now >= before, "{now} after {before}");
     ok(&place, &bed, "detach");
 }
 

@@ -28,10 +28,10 @@ use crate::{
     cgroup::Hierarchy,
     device::{self, PROGRAM_PINS, XDP_PIN},
     intf::{self, DIRECTIONS},
-    limit::{Carried, LimitOptions, Reading},
+    limit::{Carried, LimitError, LimitMaps, LimitOptions, Reading},
     schemes::{
         LINKS,
-        htb::{ROOT, SLOT, SLOTS_PIN},
+        htb::{DROP_FULL, ROOT, SLOT, SLOTS_PIN},
     },
 };
 
@@ -39,6 +39,8 @@ use crate::{
 const SETTINGS: &str = "settings";
 /// A symbolic link as the intent is: any version can read it.
 const CARRIED: &str = "carried";
+/// What takes its place.
+const NEXT: &str = "carried_next";
 /// The same: what a limit had counted when it was set aside.
 const COUNTED: &str = "counted";
 
@@ -107,6 +109,23 @@ impl Store {
     /// What an earlier version had counted when a limit was replaced.
     pub(super) fn carried_in(&self, entry: &str) -> Carried {
         self.written_in(entry, CARRIED).unwrap_or_default()
+    }
+
+    /// Does what may give a limit another queue of the kernel. That begins to count what it drops anew, so
+    /// the limit goes on from the count of the earlier one.
+    pub(super) fn keep_drops<T>(&self, limit: &PinnedLimit, change: impl FnOnce() -> T) -> T {
+        let before = dropped(&limit.maps);
+        let done = change();
+        if let (Ok(before), Ok(now)) = (before, dropped(&limit.maps)) {
+            let lost = before.minus(&now);
+            if lost != Carried::default() {
+                let dir = self.root.join(&limit.name);
+                let _ = fs::remove_file(dir.join(NEXT));
+                self.write_in(&limit.name, NEXT, &limit.maps.carried.plus(&lost));
+                let _ = fs::rename(dir.join(NEXT), dir.join(CARRIED));
+            }
+        }
+        done
     }
 
     /// Has a limit go on from what its predecessor has counted.
@@ -277,6 +296,16 @@ impl Store {
         self.note(name);
         Ok(())
     }
+}
+
+/// How many packets queues have dropped; nothing else.
+fn dropped(maps: &LimitMaps) -> Result<Carried, LimitError> {
+    let mut readings = [Reading::default(); DIRECTIONS];
+    for direction in Direction::BOTH {
+        let drops = maps.read(direction)?.counters.packets[DROP_FULL];
+        readings[intf::index(direction)].counters.packets[DROP_FULL] = drops;
+    }
+    Ok(Carried::of_readings(&readings))
 }
 
 /// Pins a copy of the settings of a limit in its directory.

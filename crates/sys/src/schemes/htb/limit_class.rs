@@ -32,7 +32,7 @@ use crate::{
 const PASS: usize = 0;
 const MARK: usize = 1;
 const SLOW: usize = 2;
-const DROP_FULL: usize = 3;
+pub(crate) const DROP_FULL: usize = 3;
 
 /// After so long without an ACK nobody counts as sending.
 const SILENT: Nanos = Nanos(2 * flow_count::MAX_PERIOD.0);

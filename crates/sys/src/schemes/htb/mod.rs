@@ -23,6 +23,7 @@ use tidegate_core::{
     htb::{self, Branch, ROOT_SLOT, SLOTS},
 };
 
+pub(crate) use limit_class::DROP_FULL;
 use limit_class::{LimitClass, NoClass};
 pub(crate) use slot::{MARKED_PIN, SLOTS_PIN};
 use slot::{device_of, ifb_name};

@@ -134,6 +134,10 @@ fn set_queue(
         netlink.set_qdisc(Verb::Change, place, *same)?;
         return Ok(true);
     }
+    if is.is_some() {
+        // A qdisc of another kind cannot get a handle that is taken.
+        netlink.delete_qdisc(place.ifindex, place.parent)?;
+    }
     for (i, qdisc) in wanted.iter().enumerate() {
         match netlink.set_qdisc(Verb::Replace, place, *qdisc) {
             Err(e) if e.is_absent() && i + 1 < wanted.len() => {}
