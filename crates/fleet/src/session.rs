@@ -97,7 +97,7 @@ impl Challenge {
 /// A node that was heard.
 #[derive(Debug, Clone)]
 pub struct Peer {
-    /// Where its last datagram came from.
+    /// Where its last datagram that was not for anyone came from ([`Sessions::moved`]).
     pub addr: SocketAddr,
     /// Its proven life; none yet: session 0.
     pub life: Life,
@@ -174,7 +174,10 @@ impl Sessions {
                 return Accept::Dropped(Cause::Replay);
             }
             let before = std::mem::replace(&mut peer.heard, now);
-            peer.addr = from;
+            // One for anyone opens at every node, so whoever gets it may pass it on from anywhere.
+            if !opened.for_anyone {
+                peer.addr = from;
+            }
             self.proven.remove(&(before, id));
             self.proven.insert((now, id));
             return Accept::Proven;
@@ -269,6 +272,13 @@ impl Sessions {
         Ok(Echoed::Proves)
     }
 
+    /// A proven node greets from `from`, and cannot be reached where it was: it is looked for there.
+    pub fn moved(&mut self, id: MemberId, from: SocketAddr) {
+        if let Some(peer) = self.peers.get_mut(&id).filter(|peer| peer.is_proven()) {
+            peer.addr = from;
+        }
+    }
+
     /// A node that was heard.
     #[must_use]
     pub fn get(&self, id: MemberId) -> Option<&Peer> {
@@ -344,6 +354,20 @@ mod tests {
         assert_eq!(echo(3, 8, 99), Echoed::Nothing, "once");
         let stale = sessions.accept(Nanos(4_000_000_000), from(), &datagram(7, 5), 1);
         assert_eq!(stale, Accept::Stale(Some(1)));
+    }
+
+    /// A datagram for anyone opens at every node, so a stranger can pass it on unchanged.
+    #[test]
+    fn a_greeting_that_is_passed_on_moves_nobody() {
+        let elsewhere = SocketAddr::from(([10, 0, 0, 66], 7946));
+        let mut sessions = proven(7);
+        let addr = |sessions: &Sessions| sessions.get(MemberId(1)).unwrap().addr;
+        let greeting = Opened { for_anyone: true, ..datagram(7, 3) };
+        let judged = sessions.accept(Nanos(0), elsewhere, &greeting, 0);
+        assert_eq!((judged, addr(&sessions)), (Accept::Proven, from()));
+        // One that is for this node shows where its sender is.
+        let judged = sessions.accept(Nanos(0), elsewhere, &datagram(7, 4), 0);
+        assert_eq!((judged, addr(&sessions)), (Accept::Proven, elsewhere));
     }
 
     /// A copy has the session of its original, and the salt of its own life.

@@ -178,6 +178,11 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
                 Frame::Hello { name } if member_id(&name) != opened.sender => {
                     return Err(Cause::Sender);
                 }
+                // Where both have another address only greetings arrive. A node that is up has shown where it
+                // is.
+                Frame::Hello { .. } if proven && !self.up.contains(&opened.sender) => {
+                    self.sessions.moved(opened.sender, from);
+                }
                 Frame::Hello { .. } => {}
                 // Its own name at another node: that was reported when it was proven.
                 _ if proven && opened.sender == self.id => {}

@@ -266,3 +266,33 @@ fn the_same_file_is_no_difference_once_it_is_read() {
     fleet.run(8.0);
     assert!((0..3).all(|i| fleet.status(i).alerts.is_empty()), "{:?}", fleet.status(2).alerts);
 }
+
+/// A greeting goes to an address that may have another owner by now, who can pass it on to every node.
+#[test]
+fn a_greeting_moves_only_a_node_that_is_down() {
+    let mut fleet = Fleet::new(2, SHARE);
+    fleet.run(5.0);
+    let passed_on = |fleet: &mut Fleet, by: SocketAddr| {
+        fleet.recorded.clear();
+        fleet.run(3.0);
+        // Nobody is at that address.
+        let is_greeting =
+            |(from, to, _): &&(SocketAddr, SocketAddr, Vec<u8>)| (*from, *to) == (addr(0), addr(5));
+        let greeting = fleet.recorded.iter().rfind(is_greeting).unwrap().2.clone();
+        let now = Nanos(fleet.now + fleet.hosts[1].skew);
+        let node = fleet.hosts[1].node.as_mut().unwrap();
+        let before = node.drops;
+        node.on_datagram(now, by, &greeting);
+        assert_eq!(node.drops, before, "it is taken");
+        let peers = fleet.status(1).peers;
+        let peer = peers.into_iter().find(|peer| peer.node == "n0").unwrap();
+        (peer.up, peer.addr)
+    };
+    assert_eq!(passed_on(&mut fleet, addr(5)), (true, addr(0)));
+    // Where both have another address, a greeting is all that arrives.
+    fleet.hosts[1].side = 1;
+    for _ in 0..60 {
+        fleet.run(1.0);
+    }
+    assert_eq!(passed_on(&mut fleet, addr(6)), (false, addr(6)));
+}
