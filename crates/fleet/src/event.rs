@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr};
 
-use tidegate_core::Rate;
+use tidegate_core::{Rate, fleet::aggregate::VECTOR_MAX};
 use tidegate_host::fleet::Algorithm;
 
 use super::{
@@ -61,6 +61,8 @@ pub enum Event {
     },
     /// A group keeps so many bit/s free for nodes that it does not hear.
     KeptFree { group: String, bit_s: u64, nodes: Vec<String> },
+    /// So many reports of hosts beyond those that a group can know were refused.
+    Full { group: String, reports: u64 },
     /// Limits of a group cannot be set or read.
     Limits { group: String, errors: Vec<String> },
     /// Limits of a group can be set again.
@@ -197,6 +199,13 @@ impl fmt::Display for Event {
                  it. If a host is gone for good, give the group another name in the files of all hosts",
                 rate(*bit_s),
                 nodes.join("`, `")
+            ),
+            Event::Full { group, reports } => write!(
+                f,
+                "group `{group}` knows {VECTOR_MAX} hosts, the most of its algorithm, and has refused \
+                 {reports} reports of others: what these use does not count here. Use algorithm `share` \
+                 for so many hosts. If hosts are gone for good, give the group another name in the files of \
+                 all hosts"
             ),
             Event::Limits { group, errors } => {
                 write!(f, "group `{group}`: {}", errors.join("; "))

@@ -54,6 +54,8 @@ const SAVE_AGAIN: Nanos = Nanos(NANOS_PER_SEC / 2);
 const FRESH_INTERVALS: u64 = 10;
 /// ... and for so long.
 const FRESH_LEAST: Nanos = Nanos(3 * NANOS_PER_SEC);
+/// There are more hosts than can be known for so long after one was refused last.
+const REFUSED_LASTS: Nanos = Nanos(60 * NANOS_PER_SEC);
 
 /// How a group stands at this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -261,6 +263,13 @@ impl Group {
             ),
             false => (0, Vec::new()),
         }
+    }
+
+    /// How many reports were refused of hosts beyond those that can be known, if there still are such hosts.
+    #[must_use]
+    pub fn refused(&self, now: Nanos) -> Option<u64> {
+        let (reports, at) = self.vector.refused();
+        at.filter(|at| now.0 < at.0.saturating_add(REFUSED_LASTS.0)).map(|_| reports)
     }
 
     #[must_use]

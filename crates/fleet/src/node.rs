@@ -90,6 +90,8 @@ struct Held {
     group: Group,
     state: Option<State>,
     errors: BTreeSet<String>,
+    /// Reports of others were refused lately.
+    full: bool,
 }
 
 /// What a node reported.
@@ -238,7 +240,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         let options = GroupOptions { spec, ceilings, fleet, node: &self.name, incarnation };
         let group =
             Group::new(now, &options, saved).map_err(|e| NodeError::Group(spec.name.clone(), e))?;
-        Ok(Held { group, state: None, errors: BTreeSet::new() })
+        Ok(Held { group, state: None, errors: BTreeSet::new(), full: false })
     }
 
     /// Takes another spec. Groups whose number is as it was go on, also with other limits of this host.
@@ -509,6 +511,11 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
                 let part_bit_s = group.part_bit_s(now);
                 events.push(Event::State { group: name(), state, part_bit_s });
             }
+            let refused = group.refused(now);
+            if let Some(reports) = refused.filter(|_| !held.full) {
+                events.push(Event::Full { group: name(), reports });
+            }
+            held.full = refused.is_some();
             let errors = group.errors();
             if errors != held.errors {
                 events.push(match errors.is_empty() {

@@ -141,6 +141,9 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
                 let nodes = nodes.into_iter().map(|id| self.name_of(id)).collect();
                 alerts.push(Event::KeptFree { group: group.clone(), bit_s, nodes }.to_string());
             }
+            if let Some(reports) = held.group.refused(now) {
+                alerts.push(Event::Full { group: group.clone(), reports }.to_string());
+            }
             if !held.errors.is_empty() {
                 let errors = held.errors.iter().cloned().collect();
                 alerts.push(Event::Limits { group, errors }.to_string());

@@ -5,8 +5,13 @@
 //! member is passed on in its next [`TELL_EXTRA`] + log2(members) messages, newest first. [`REPEAT`] others
 //! go along, in turn, so that in time every member has everything.
 //!
-//! O(members) memory, at most [`VECTOR_MAX`] of them. Versions must grow over restarts too: a caller without
-//! storage starts at a clock's reading.
+//! O(members) memory, at most [`VECTOR_MAX`] of them. In a full vector a new member takes the place of the
+//! one that has left and was silent for longest. Where none has left it is refused, and counted
+//! ([`Vector::refused`]). After a leave that is forgotten, older news of its member may still come, from
+//! another that was cut off meanwhile. So a member that took such a place counts only once its version has
+//! grown here: that of a living one does in its next interval. Until then its place is free for others.
+//!
+//! Versions must grow over restarts too: a caller without storage starts at a clock's reading.
 
 use alloc::{collections::BTreeMap, vec::Vec};
 
@@ -32,11 +37,13 @@ struct Known {
     value: f32,
     heard: Nanos,
     reports: u32,
+    /// False: it took the place of another, and no later version has come.
+    lives: bool,
 }
 
 impl Known {
-    fn has_left(&self) -> bool {
-        self.value < 0.0
+    fn counts(&self) -> bool {
+        self.lives && self.value >= 0.0
     }
 }
 
@@ -45,21 +52,24 @@ impl Known {
 pub struct Vector {
     own: MemberId,
     entries: BTreeMap<MemberId, Known>,
+    refused: u64,
+    refused_at: Option<Nanos>,
 }
 
 impl Vector {
     /// A view that knows only its own value, 0 at `version`.
     #[must_use]
     pub fn new(own: MemberId, version: u64, now: Nanos) -> Self {
-        let known = Known { version, value: 0.0, heard: now, reports: 0 };
-        Self { own, entries: BTreeMap::from([(own, known)]) }
+        let known = Known { version, value: 0.0, heard: now, reports: 0, lives: true };
+        Self { own, entries: BTreeMap::from([(own, known)]), refused: 0, refused_at: None }
     }
 
     /// Sets its own value. An unchanged value is also a new version: a sign of life.
     pub fn set_own(&mut self, now: Nanos, value: f32) {
-        let entry = self.entries.entry(self.own);
-        let known = entry.or_insert(Known { version: 0, value, heard: now, reports: 0 });
-        *known = Known { version: known.version.saturating_add(1), value, heard: now, reports: 0 };
+        let version = self.entries.get(&self.own).map_or(0, |known| known.version);
+        let version = version.saturating_add(1);
+        self.entries
+            .insert(self.own, Known { version, value, heard: now, reports: 0, lives: true });
     }
 
     /// Reports that it has left, so that nothing is reserved for it. [`Vector::set_own`] revokes this.
@@ -69,15 +79,40 @@ impl Vector {
 
     /// Takes entries that a peer sent; old ones are ignored.
     pub fn on_values(&mut self, now: Nanos, entries: &[Entry]) {
-        for entry in entries.iter().filter(|entry| entry.member != self.own) {
-            let fresh =
-                Known { version: entry.version, value: entry.value, heard: now, reports: 0 };
+        let own = self.own;
+        for entry in entries.iter().filter(|entry| entry.member != own) {
             let known = self.entries.get(&entry.member).map(|known| known.version);
-            let room = known.is_some() || self.entries.len() < VECTOR_MAX;
-            if room && known.is_none_or(|version| version < entry.version) {
-                self.entries.insert(entry.member, fresh);
-            }
+            let lives = match known {
+                Some(version) if version >= entry.version => continue,
+                Some(_) => true,
+                None if self.entries.len() < VECTOR_MAX => true,
+                // Nothing is reserved for a member that has left and is not known.
+                None if entry.value < 0.0 => continue,
+                None if self.make_room() => false,
+                None => {
+                    self.refused += 1;
+                    self.refused_at = Some(now);
+                    continue;
+                }
+            };
+            let Entry { member, version, value } = *entry;
+            self.entries.insert(member, Known { version, value, heard: now, reports: 0, lives });
         }
+    }
+
+    /// Forgets one that does not count, of these the one that was silent for longest; false if there is none.
+    fn make_room(&mut self) -> bool {
+        let free =
+            self.entries.iter().filter(|(member, known)| **member != self.own && !known.counts());
+        let longest = free.min_by_key(|(member, known)| (known.heard, **member));
+        let Some(longest) = longest.map(|(member, _)| *member) else { return false };
+        self.entries.remove(&longest).is_some()
+    }
+
+    /// How many entries of members beyond [`VECTOR_MAX`] were refused so far, and when last.
+    #[must_use]
+    pub fn refused(&self) -> (u64, Option<Nanos>) {
+        (self.refused, self.refused_at)
     }
 
     /// The entries to send to a peer now: at most [`ENTRIES_MAX`], those that were sent least first.
@@ -133,7 +168,7 @@ impl Vector {
     }
 
     fn counts(&self, member: MemberId, known: &Known) -> bool {
-        member != self.own && !known.has_left()
+        member != self.own && known.counts()
     }
 }
 
@@ -179,6 +214,87 @@ mod tests {
         other.set_own(Nanos(3), 2.0);
         vector.on_values(Nanos(3), &other.news());
         assert_eq!((vector.others(Nanos(3), fresh), vector.silent(Nanos(3), fresh)), (2.0, (1, 0)));
+    }
+
+    fn entry(member: u32, version: u64, value: f32) -> Entry {
+        Entry { member: MemberId(member), version, value }
+    }
+
+    /// A vector that 600 members have joined and left in turn.
+    fn crowded() -> Vector {
+        let mut vector = Vector::new(MemberId(0), 1, Nanos(0));
+        for member in 1..=600u32 {
+            let at = Nanos(member.into());
+            vector.on_values(at, &[entry(member, 10, 5.0)]);
+            vector.on_values(at, &[entry(member, 11, LEFT)]);
+        }
+        assert_eq!((vector.entries.len(), vector.refused()), (VECTOR_MAX, (0, None)));
+        vector
+    }
+
+    #[test]
+    fn those_that_left_make_room_for_those_that_come() {
+        let (now, fresh) = (Nanos(1_000), Nanos(5));
+        let mut vector = crowded();
+        vector.on_values(now, &[entry(601, 10, 7.0)]);
+        assert!(vector.news().contains(&entry(601, 10, 7.0)), "and is passed on");
+        vector.on_values(now, &[entry(601, 11, 7.0)]);
+        assert_eq!((vector.others(now, fresh), vector.silent(now, fresh)), (7.0, (1, 0)));
+        assert_eq!(vector.entries.len(), VECTOR_MAX);
+        // It may leave as well, and come back.
+        vector.on_values(now, &[entry(601, 12, LEFT)]);
+        assert_eq!(vector.silent(now, fresh), (0, 0));
+        vector.on_values(now, &[entry(601, 13, 3.0)]);
+        assert_eq!(vector.others(now, fresh), 3.0);
+    }
+
+    /// A member that was cut off for long still passes on what another said before it left.
+    #[test]
+    fn old_news_of_one_that_was_forgotten_gives_it_nothing() {
+        let (now, fresh) = (Nanos(1_000), Nanos(5));
+        let mut vector = crowded();
+        assert!(!vector.entries.contains_key(&MemberId(1)), "it is forgotten");
+        for old in [entry(1, 10, 5.0), entry(1, 10, 5.0), entry(2, 9, 5.0)] {
+            vector.on_values(now, &[old]);
+            assert_eq!((vector.others(now, fresh), vector.silent(now, fresh)), (0.0, (0, 0)));
+            assert_eq!(vector.unheard(Nanos(5_000), fresh).count(), 0);
+        }
+        // Its place is free for those that live, however many such there are.
+        for member in 3..=600 {
+            vector.on_values(now, &[entry(member, 10, 5.0)]);
+        }
+        for version in [10, 11] {
+            vector.on_values(now, &[entry(601, version, 7.0)]);
+        }
+        assert_eq!((vector.others(now, fresh), vector.silent(now, fresh)), (7.0, (1, 0)));
+        assert_eq!(vector.refused(), (0, None));
+        // A leave takes nobody's place.
+        let before = vector.clone();
+        vector.on_values(now, &[entry(10_000, 11, LEFT)]);
+        assert_eq!(vector, before);
+        // It lives after all.
+        for version in [20, 21] {
+            vector.on_values(now, &[entry(1, version, 2.0)]);
+        }
+        assert_eq!(vector.others(now, fresh), 9.0);
+    }
+
+    #[test]
+    fn more_than_are_known_at_once_are_refused_and_counted() {
+        let mut vector = Vector::new(MemberId(0), 1, Nanos(0));
+        for member in 1..=600u32 {
+            vector.on_values(Nanos(member.into()), &[entry(member, 10, 1.0)]);
+        }
+        let others = VECTOR_MAX - 1;
+        assert_eq!(vector.others(Nanos(600), Nanos(600)), others as f64);
+        assert_eq!(vector.refused(), (600 - others as u64, Some(Nanos(600))));
+        // The first that leaves makes room for one.
+        vector.on_values(Nanos(700), &[entry(9, 11, LEFT)]);
+        for version in [10, 11] {
+            vector.on_values(Nanos(700), &[entry(600, version, 3.0)]);
+        }
+        assert_eq!(vector.others(Nanos(700), Nanos(700)), others as f64 + 2.0);
+        assert_eq!(vector.refused(), (600 - others as u64, Some(Nanos(600))));
     }
 
     #[test]

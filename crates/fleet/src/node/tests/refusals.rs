@@ -1,6 +1,9 @@
 //! Limits that refuse: the least rate, a rate that cannot be changed, a limit that is not there.
 
-use tidegate_core::Direction;
+use tidegate_core::{
+    Direction,
+    fleet::message::{Body, Entry},
+};
 
 use super::*;
 
@@ -346,4 +349,24 @@ fn a_limit_that_leaves_and_refuses_for_ever_keeps_nothing_of_the_fleet_for_long(
         fleet.run(6.0);
         assert!(rate_of(&fleet, 1, "b") > 60.0, "{}, stuck: {stuck}", rate_of(&fleet, 1, "b"));
     }
+}
+
+#[test]
+fn hosts_beyond_those_that_can_be_known_are_reported() {
+    let mut fleet = Fleet::new(1, "algorithm = \"fps\"\nhosts = 200");
+    fleet.run(1.0);
+    let now = Nanos(fleet.now + fleet.hosts[0].skew);
+    let group = &mut fleet.hosts[0].node.as_mut().unwrap().groups[0].group;
+    for id in 0..600 {
+        let entries = vec![Entry { member: MemberId(id), version: 1, value: 1.0 }];
+        let (from, body) = (member_id("n7"), Body::Values(entries));
+        group.on_message(now, &Message { group: group.number(), from, incarnation: 1, body });
+    }
+    let said = "group `up` knows 512 hosts, the most of its algorithm, and has refused 89 reports of others";
+    fleet.run(0.5);
+    assert!(fleet.said(0, said), "{:?}", fleet.hosts[0].said);
+    let is_alert = |fleet: &Fleet| fleet.status(0).alerts.iter().any(|alert| alert.contains(said));
+    assert!(is_alert(&fleet), "{:?}", fleet.status(0).alerts);
+    fleet.run(60.0);
+    assert!(!is_alert(&fleet), "{:?}", fleet.status(0).alerts);
 }
