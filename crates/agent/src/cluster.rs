@@ -117,7 +117,11 @@ fn command(program: &Path, options: &ClusterOptions) -> io::Result<Command> {
 
 /// The user who may read a file and may do least else: nobody, or its owner.
 fn reader(file: &Path) -> io::Result<Identity> {
-    let found = fs::metadata(file);
+    // Not opened: the agent itself need not be able to read it.
+    let found = fs::metadata(file).and_then(|meta| match meta.is_file() {
+        true => Ok(meta),
+        false => Err(io::Error::other("it is not a regular file")),
+    });
     let meta = found.map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", file.display())))?;
     Ok(match meta.mode() & 0o004 {
         0 => Identity { uid: meta.uid(), gid: meta.gid() },
@@ -142,6 +146,8 @@ mod tests {
         assert_eq!(reads(0o600), Identity { uid: own.uid(), gid: own.gid() });
         let none = reader(Path::new("/nowhere/config")).unwrap_err().to_string();
         assert!(none.starts_with("/nowhere/config: "), "{none}");
+        let device = reader(Path::new("/dev/null")).unwrap_err().to_string();
+        assert_eq!(device, "/dev/null: it is not a regular file");
     }
 
     #[test]

@@ -1,15 +1,13 @@
 //! The agent's files: all `*.toml` of a directory, in the order of their names.
 
 use std::{
-    fs::{self, OpenOptions},
+    fs,
     io::{self, ErrorKind, Read},
-    os::unix::fs::OpenOptionsExt,
     path::Path,
 };
 
-use rustix::fs::OFlags;
-
 use tidegate_host::spec::{MAX_SPEC_BYTES, Spec};
+use tidegate_sys::files::open_regular;
 
 use crate::goal::Files;
 
@@ -62,15 +60,10 @@ pub fn read(directory: &Path) -> Files {
     files
 }
 
-/// The text of a file, up to one byte more than is allowed. A pipe or device is refused: it might never end.
+/// The text of a file, up to one byte more than is allowed.
 fn read_file(path: &Path) -> io::Result<String> {
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is not a file"));
-    }
     let mut text = String::new();
-    file.take(MAX_SPEC_BYTES + 1).read_to_string(&mut text)?;
+    open_regular(path)?.take(MAX_SPEC_BYTES + 1).read_to_string(&mut text)?;
     Ok(text)
 }
 
@@ -97,7 +90,8 @@ mod tests {
         let files = read(dir.path());
         assert_eq!(files.specs.len(), 1);
         let errors = files.errors.iter().map(|e| e.split(".toml: ").last().unwrap());
-        let words = ["it is not a file", "No such file or directory", "it is not a file"];
+        let words =
+            ["it is not a regular file", "No such file or directory", "it is not a regular file"];
         for (error, words) in errors.zip(words) {
             assert!(error.starts_with("cannot be read: ") && error.contains(words), "{error}");
         }

@@ -17,7 +17,7 @@ use tidegate_host::{
     settings::fields::find,
     spec::{Spec, SpecError},
 };
-use tidegate_sys::files::write_whole;
+use tidegate_sys::files::{open_regular, write_whole};
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
@@ -101,7 +101,7 @@ fn look(path: &Path, name: &str) -> Result<Found, PersistError> {
         }
         found => found.map(|(_, line)| line),
     };
-    let text = match fs::read_to_string(path) {
+    let text = match open_regular(path).and_then(io::read_to_string) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
         read => read.map_err(|e| PersistError::Io(file.clone(), e))?,
     };

@@ -131,7 +131,7 @@ struct Configured {
 }
 
 fn configured(file: &Path) -> Result<Configured, DaemonError> {
-    let spec = Spec::read(file)?;
+    let spec = Spec::read_regular(file)?;
     let (groups, own) = (with_ceilings(&spec), of_no_group(&spec));
     let sets_qdiscs = sets_qdiscs(&spec);
     let fleet = spec.fleet.ok_or(DaemonError::NoFleet(spec.file))?;
@@ -547,7 +547,7 @@ fn notify(states: &[NotifyState<'_>]) {
 /// # Errors
 /// [`DaemonError`]; other limits were set all the same.
 pub fn stand_down(options: &DaemonOptions) -> Result<usize, DaemonError> {
-    let spec = Spec::read(&options.file)?;
+    let spec = Spec::read_regular(&options.file)?;
     let groups = with_ceilings(&spec);
     let host = Host::open_for_rates(&options.store, sets_qdiscs(&spec))?;
     let mut backend = LocalBackend::new(host);

@@ -11,12 +11,13 @@
 
 use std::{
     fmt::Write as _,
-    fs, io,
+    io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
 use chacha20poly1305::{Key as CipherKey, KeyInit, XChaCha20Poly1305};
+use tidegate_sys::files::open_regular;
 
 /// Length of a key, in bytes.
 pub const KEY_BYTES: usize = 32;
@@ -79,7 +80,7 @@ impl KeyRing {
     /// [`KeyError`]; also if others may read or change the file.
     pub fn read(path: &Path) -> Result<KeyRing, KeyError> {
         let unreadable = |source| KeyError::Unreadable { path: path.to_owned(), source };
-        let file = fs::File::open(path).map_err(unreadable)?;
+        let file = open_regular(path).map_err(unreadable)?;
         let meta = file.metadata().map_err(unreadable)?;
         let (mode, owner) = (meta.mode() & 0o777, meta.uid());
         let trusted = owner == 0 || owner == rustix::process::geteuid().as_raw();
@@ -162,7 +163,9 @@ fn unhex(text: &str) -> Option<[u8; KEY_BYTES]> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
 
@@ -199,5 +202,14 @@ mod tests {
             let read = KeyRing::read(&path);
             assert_eq!(read.is_ok(), good, "{mode:o}: {read:?}");
         }
+    }
+
+    #[test]
+    fn a_pipe_is_refused_and_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys");
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let error = KeyRing::read(&path).unwrap_err().to_string();
+        assert!(error.contains("keys: it is not a regular file; "), "{error}");
     }
 }

@@ -17,8 +17,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
-    io,
+    fs, io,
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
@@ -27,7 +26,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use tidegate_core::fleet::{MemberId, message::Epoch, share::Saved};
-use tidegate_sys::files::write_whole;
+use tidegate_sys::files::{open_regular, write_whole};
 
 /// After a failure a file is not written again before so long.
 const RETRY: Duration = Duration::from_secs(1);
@@ -140,7 +139,7 @@ impl Files {
 
     fn read(&self, path: &Path) -> Result<Option<String>, StorageError> {
         let error = |source| StorageError { path: path.to_owned(), source };
-        let file = match File::open(path) {
+        let file = match open_regular(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file.map_err(error)?,
         };
@@ -488,7 +487,7 @@ mod tests {
         let mut files = Files::open(disk.0.path()).unwrap();
         files.save("a", saved(7)).unwrap();
         let fill = disk.0.path().join("fill");
-        let mut file = File::create(&fill).unwrap();
+        let mut file = fs::File::create(&fill).unwrap();
         while file.write_all(&[0; 1024]).is_ok() {}
         drop(file);
         let why = files.save("a", saved(8)).unwrap_err().to_string();

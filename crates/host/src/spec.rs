@@ -15,6 +15,7 @@ use std::{
 
 use tidegate_core::{Scheme, Scope, choice::Kernel, prefixes::Prefix, units::ParseError};
 use tidegate_sys::{
+    files::open_regular,
     limit::LimitOptions,
     store::{self, MAX_LIMITS, is_above},
 };
@@ -288,6 +289,21 @@ impl Spec {
     /// # Errors
     /// [`SpecError`].
     pub fn read(path: &Path) -> Result<Spec, SpecError> {
+        if path == Path::new("-") {
+            return Spec::read_from(path, Ok(io::stdin().lock()));
+        }
+        Spec::read_from(path, File::open(path))
+    }
+
+    /// The same of a regular file only: for a process that runs on and must not wait for a pipe.
+    ///
+    /// # Errors
+    /// [`SpecError`].
+    pub fn read_regular(path: &Path) -> Result<Spec, SpecError> {
+        Spec::read_from(path, open_regular(path))
+    }
+
+    fn read_from(path: &Path, from: io::Result<impl Read>) -> Result<Spec, SpecError> {
         let file = path.display().to_string();
         let refuse = |problem| SpecError {
             file: file.clone(),
@@ -297,11 +313,7 @@ impl Spec {
             problem,
         };
         let mut bytes = Vec::new();
-        let read = if file == "-" {
-            io::stdin().lock().take(MAX_SPEC_BYTES + 1).read_to_end(&mut bytes)
-        } else {
-            File::open(path).and_then(|f| f.take(MAX_SPEC_BYTES + 1).read_to_end(&mut bytes))
-        };
+        let read = from.and_then(|f| f.take(MAX_SPEC_BYTES + 1).read_to_end(&mut bytes));
         read.map_err(|e| match e.kind() {
             io::ErrorKind::IsADirectory => refuse(Problem::Directory),
             _ => refuse(Problem::Unreadable(e)),

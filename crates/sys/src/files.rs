@@ -1,4 +1,4 @@
-//! Files that are written as a whole, and files that are locked.
+//! Files that are written as a whole, files that are locked, and files that are opened without a wait.
 
 use std::{
     fs::{self, File, Metadata, OpenOptions, Permissions},
@@ -9,7 +9,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{FlockOperation, flock},
+    fs::{FlockOperation, OFlags, flock},
     io::Errno,
 };
 
@@ -44,6 +44,21 @@ pub fn write_whole(
     File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
+/// Opens a file to read it, if it is a regular one. A pipe would be waited for, and a device might never end.
+///
+/// # Errors
+/// The operating system's; also if it is something else.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let meta = file.metadata()?;
+    if meta.is_file() {
+        return Ok(file);
+    }
+    let is_other = if meta.is_dir() { io::ErrorKind::IsADirectory } else { io::ErrorKind::Other };
+    Err(io::Error::new(is_other, "it is not a regular file"))
+}
+
 /// Locks a file as long as it is open, and makes it if need be; `None` if another process has it.
 ///
 /// # Errors
@@ -62,5 +77,27 @@ pub fn lock(path: &Path) -> io::Result<Option<File>> {
             Err(Errno::WOULDBLOCK) => return Ok(None),
             Err(e) => return Err(e.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    use super::*;
+
+    #[test]
+    fn nobody_waits_for_a_pipe() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        for other in [pipe.as_path(), dir.path(), Path::new("/dev/zero")] {
+            let error = open_regular(other).unwrap_err().to_string();
+            assert_eq!(error, "it is not a regular file", "{}", other.display());
+        }
+        let file = dir.path().join("file");
+        assert_eq!(open_regular(&file).unwrap_err().kind(), io::ErrorKind::NotFound);
+        fs::write(&file, "text").unwrap();
+        assert_eq!(io::read_to_string(open_regular(&file).unwrap()).unwrap(), "text");
     }
 }

@@ -1,19 +1,18 @@
 //! Connections to registries, over TLS where the address says so.
 
 use std::{
-    fs,
     io::{self, Read as _},
     path::Path,
     sync::Arc,
 };
 
-use rustix::fs::{Mode, OFlags};
 use rustls::{
     ClientConfig, RootCertStore,
     crypto::ring,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
 };
 use tidegate_host::fleet::{TlsFiles, url::Url};
+use tidegate_sys::files::open_regular;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -122,13 +121,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, SourceError
 
 fn read(path: &Path) -> Result<Vec<u8>, SourceError> {
     let mut bytes = Vec::new();
-    // A pipe is opened without a wait, and then refused.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| in_file(path, e))?;
-    let file = fs::File::from(file);
-    if !file.metadata().is_ok_and(|meta| meta.is_file()) {
-        return Err(in_file(path, "is no regular file"));
-    }
+    let file = open_regular(path).map_err(|e| in_file(path, e))?;
     file.take(FILE_MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| in_file(path, e))?;
     if bytes.len() as u64 > FILE_MAX_BYTES {
         return Err(in_file(path, "is longer than 1 MiB"));

@@ -161,7 +161,7 @@ async fn finds_over_tls(
             "node.key: there is no certificate in it",
         ),
         (TlsFiles { key: path("none.key"), ..files.clone() }, "none.key: No such file"),
-        (TlsFiles { key: path(""), ..files.clone() }, "is no regular file"),
+        (TlsFiles { key: path(""), ..files.clone() }, "it is not a regular file"),
         (TlsFiles { key: path("ca.pem"), ..files.clone() }, "ca.pem: "),
         (TlsFiles { cert: None, key: None, ..files }, "cannot be reached: "),
     ];

@@ -314,7 +314,7 @@ impl RunningNic {
             let why = "SIGHUP: there is no spec file to read again (see --spec)".to_owned();
             return Ok(NicEvent::NotReloaded(why));
         };
-        let new = Spec::read(file).map_err(NicRunError::from);
+        let new = Spec::read_regular(file).map_err(NicRunError::from);
         let new = match new.and_then(|spec| choose(spec, Some(&self.options.spec.name))) {
             Ok(new) => new,
             Err(error) => return Ok(NicEvent::NotReloaded(error.to_string())),

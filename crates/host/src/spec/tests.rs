@@ -249,6 +249,9 @@ fn files_that_are_none() {
     std::fs::write(&binary, [0xff, 0xfe]).unwrap();
     assert_snapshot!(read(&binary), @"DIR/binary: is not UTF-8 text; is it a spec?");
     assert_snapshot!(read(Path::new("/dev/zero")), @"/dev/zero: is larger than 4 MiB; is it a spec?");
+    let regular = |path: &Path| Spec::read_regular(path).unwrap_err().to_string();
+    assert_snapshot!(regular(Path::new("/dev/zero")), @"/dev/zero: cannot be read: it is not a regular file");
+    assert!(regular(dir.path()).ends_with(": is a directory; name a file such as limits.toml"));
     assert_snapshot!(refusal("[limit]\nname = \"a\"\n"), @"limits.toml:1: limit: expected double brackets, found a table; write for example `[[limit]]`");
     assert_snapshot!(refusal("[[group]]\nname = \"a\"\n"), @r#"limits.toml:1: rate: missing; write for example `rate = "10gbit"`"#);
     assert_snapshot!(refusal("\n[[limits]]\n"), @"limits.toml:2: unknown field `limits`; did you mean `[[limit]]`?");
