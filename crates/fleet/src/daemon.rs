@@ -22,14 +22,14 @@ use tokio::{
     runtime, select,
     signal::unix::{Signal, SignalKind, signal},
     sync::{Notify, mpsc},
-    task::{JoinHandle, LocalSet, spawn_local},
+    task::{LocalSet, spawn_local},
     time,
 };
 
 use super::{
     api::{self, Ask, REQUESTS_MAX},
     backend::Place,
-    discovery::{Entry, Found, News, Source},
+    discovery::{Entry, Found, News, Source, Sources},
     event::Event,
     http::HttpError,
     keys::{KeyError, KeyRing},
@@ -51,8 +51,6 @@ use address::OwnAddress;
 
 /// Datagrams that are read before anything else is looked at again.
 const BATCH_MAX: usize = 64;
-/// News of sources that wait.
-const NEWS_MAX: usize = 16;
 /// The loop turns at least so often, so that a host that has slept is noticed.
 const TURN_MAX: Duration = Duration::from_millis(500);
 /// Who ends gives back what it holds within this, or goes without.
@@ -210,10 +208,7 @@ struct Daemon<F> {
     socket: UdpSocket,
     api: PathBuf,
     asks: mpsc::Receiver<Ask>,
-    news: mpsc::Receiver<News>,
-    tell_news: mpsc::Sender<News>,
-    sources: Vec<Source>,
-    tasks: Vec<JoinHandle<()>>,
+    sources: Sources,
     /// Sources that cannot be asked: their name and why.
     failing: BTreeMap<&'static str, (String, String)>,
     /// A promise has been written, or could not be.
@@ -263,7 +258,6 @@ impl<F: FnMut(&Event)> Daemon<F> {
         let watched = sd_notify::watchdog_enabled(false, &mut usec);
         let watchdog = watched.then(|| Duration::from_micros(usec / 3));
         let (tell_asks, mut asks) = mpsc::channel(REQUESTS_MAX);
-        let (tell_news, news) = mpsc::channel(NEWS_MAX);
         spawn_local(api::serve(listener, tell_asks.clone()));
         let file = options.file.clone();
         let waits = |why: &str| NodeStatus::waits(&name, &fleet, &real_path(&file), why);
@@ -277,10 +271,10 @@ impl<F: FnMut(&Event)> Daemon<F> {
         let storage = Background::start(files, move || tell_stored.notify_one());
         let storage = storage.map_err(system("cannot start a thread"))?;
         let entry = Entry { cluster: fleet.name.clone(), node: name.clone(), addr };
-        let (sources, path) = (Source::of(&fleet), fleet.api.clone());
+        let (sources, path) = (Sources::new(Source::of(&fleet), &entry), fleet.api.clone());
         let of_node = NodeOptions { fleet, name, groups, keys, addr, session, seed };
         let node = Node::new(now(), of_node, LocalBackend::new(host), storage)?;
-        let mut daemon = Daemon {
+        Ok(Some(Daemon {
             file,
             node,
             entry,
@@ -289,10 +283,7 @@ impl<F: FnMut(&Event)> Daemon<F> {
             socket,
             api: path,
             asks,
-            news,
-            tell_news,
-            sources: Vec::new(),
-            tasks: Vec::new(),
+            sources,
             failing: BTreeMap::new(),
             stored,
             signals,
@@ -300,25 +291,19 @@ impl<F: FnMut(&Event)> Daemon<F> {
             send_failed: None,
             leaving: None,
             say,
-        };
-        daemon.ask_sources(sources);
-        Ok(Some(daemon))
+        }))
     }
 
     /// Has these sources asked from now on, and no others.
     fn ask_sources(&mut self, sources: Vec<Source>) {
-        self.tasks.drain(..).for_each(|task| task.abort());
-        for source in &self.sources {
-            if !sources.iter().any(|other| other.kind() == source.kind()) {
+        // News of the earlier ones that nobody has taken goes with them.
+        let before = std::mem::replace(&mut self.sources, Sources::new(sources, &self.entry));
+        for source in before.iter() {
+            if !self.sources.iter().any(|other| other.kind() == source.kind()) {
                 self.node.discovered(now(), source.kind(), &[]);
                 self.failing.remove(source.kind());
             }
         }
-        let run = |source: &Source| {
-            spawn_local(source.clone().run(self.entry.clone(), self.tell_news.clone()))
-        };
-        self.tasks = sources.iter().map(run).collect();
-        self.sources = sources;
     }
 
     async fn run(&mut self) -> Result<(), DaemonError> {
@@ -342,7 +327,7 @@ impl<F: FnMut(&Event)> Daemon<F> {
                 () = time::sleep(pause) => {}
                 // What waits for it is sent.
                 () = self.stored.notified() => self.node.on_timer(now()),
-                Some(news) = self.news.recv() => self.on_news(news),
+                Some(news) = self.sources.news() => self.on_news(news),
                 Some(ask) = self.asks.recv() => self.on_ask(ask),
                 _ = self.signals.hup.recv() => drop(self.reload()),
                 _ = self.signals.term.recv() => self.leave(),
@@ -526,9 +511,8 @@ impl<F: FnMut(&Event)> Daemon<F> {
             self.node.report(Event::Warning(what.to_owned()));
         }
         self.flush();
-        self.tasks.drain(..).for_each(|task| task.abort());
-        let sources = std::mem::take(&mut self.sources);
-        for source in sources.iter().filter(|s| !self.failing.contains_key(s.kind())) {
+        self.sources.end();
+        for source in self.sources.iter().filter(|s| !self.failing.contains_key(s.kind())) {
             // The entry ends by itself otherwise.
             let _ = source.withdraw(&self.entry).await;
         }

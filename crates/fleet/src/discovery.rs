@@ -11,7 +11,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::{net::lookup_host, sync::mpsc, task::JoinSet, time};
+use tokio::{
+    net::lookup_host,
+    sync::mpsc,
+    task::{JoinHandle, JoinSet, spawn_local},
+    time,
+};
 
 use tidegate_host::fleet::{FleetSpec, PORT};
 
@@ -35,6 +40,8 @@ pub const WAIT: Duration = Duration::from_secs(1);
 const WAIT_MAX: Duration = Duration::from_secs(60);
 /// The most entries that are read of a source.
 pub const ENTRIES_MAX: usize = 1_024;
+/// News of sources that wait.
+const NEWS_MAX: usize = 16;
 
 /// Why a source cannot be asked.
 #[derive(Debug, thiserror::Error)]
@@ -188,6 +195,45 @@ impl Source {
             }
             time::sleep(again).await;
         }
+    }
+}
+
+/// The sources that are asked, each by a task on this thread. The tasks end with it, and so does news that
+/// nobody has taken yet.
+#[derive(Debug)]
+pub struct Sources {
+    list: Vec<Source>,
+    tasks: Vec<JoinHandle<()>>,
+    news: mpsc::Receiver<News>,
+}
+
+impl Sources {
+    /// Begins to ask, in a `LocalSet`.
+    #[must_use]
+    pub fn new(list: Vec<Source>, own: &Entry) -> Sources {
+        let (tell, news) = mpsc::channel(NEWS_MAX);
+        let ask = |source: &Source| spawn_local(source.clone().run(own.clone(), tell.clone()));
+        Sources { tasks: list.iter().map(ask).collect(), list, news }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Source> {
+        self.list.iter()
+    }
+
+    /// The next news; none if there is no source.
+    pub async fn news(&mut self) -> Option<News> {
+        self.news.recv().await
+    }
+
+    /// Asks no more.
+    pub fn end(&mut self) {
+        self.tasks.drain(..).for_each(|task| task.abort());
+    }
+}
+
+impl Drop for Sources {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

@@ -15,6 +15,7 @@ use tidegate_host::{
     fleet::{TlsFiles, url::Url},
     spec::Spec,
 };
+use tokio::task::{LocalSet, yield_now};
 
 use super::*;
 
@@ -368,4 +369,23 @@ async fn names_and_addresses_resolve() {
     assert!(why.starts_with("does not resolve: `no-such-name.invalid`: "), "{why}");
     let e = Source::Dns("no-such-name.invalid".into()).look(&entry("one", 1)).await.unwrap_err();
     assert!(e.to_string().starts_with("cannot be reached: "), "{e}");
+}
+
+#[tokio::test]
+async fn news_of_sources_that_are_asked_no_more_is_dropped() {
+    let local = LocalSet::new();
+    let test = local.run_until(async {
+        let own = entry("one", 1);
+        let peers = |port| vec![Source::Peers(vec![format!("127.0.0.1:{port}")])];
+        for after in [vec![], peers(8)] {
+            let mut sources = Sources::new(peers(7), &own);
+            while sources.news.is_empty() {
+                yield_now().await;
+            }
+            sources = Sources::new(after.clone(), &own);
+            let found = sources.news().await.map(|news| news.found.unwrap().addresses[0].port());
+            assert_eq!(found, after.first().map(|_| 8));
+        }
+    });
+    time::timeout(PATIENT, test).await.unwrap();
 }
