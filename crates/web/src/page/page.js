@@ -342,6 +342,8 @@ const detail = {
   },
 
   draw() {
+    // History may come before the first reading.
+    if (!live) return;
     const now_s = Math.floor(live.unix_ns / 1e9);
     for (const [direction, { chart }] of Object.entries(this.charts)) {
       const series = this.history[direction] ?? { fine: [], coarse: [] };

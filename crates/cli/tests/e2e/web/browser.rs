@@ -6,7 +6,8 @@
 
 use std::{
     env,
-    net::TcpListener,
+    io::{self, BufRead, BufReader, Write},
+    net::{TcpListener, TcpStream},
     path::Path,
     process::Command,
     thread,
@@ -118,6 +119,55 @@ fn root_web_page_shows_what_status_says() {
     if let Some(dir) = env::var_os("TIDEGATE_SCREENSHOTS") {
         pictures(&place, &browser, &page, Path::new(&dir), &groups);
     }
+    place.ok(&["detach"]);
+}
+
+/// Serves what a server at `port` does, and refuses paths that begin with one of these. Its own port.
+fn without(port: u16, refused: &'static [&'static str]) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let own = listener.local_addr().unwrap().port();
+    let serve = move |mut stream: TcpStream| -> io::Result<()> {
+        let lines = BufReader::new(&stream).lines().map_while(Result::ok);
+        let head: Vec<_> = lines.take_while(|line| !line.is_empty()).collect();
+        let path = head.first().and_then(|line| line.split(' ').nth(1)).unwrap_or_default();
+        if refused.iter().any(|start| path.starts_with(start)) {
+            let head = "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n";
+            return write!(stream, "{head}content-length: 7\r\n\r\nnot yet");
+        }
+        let mut server = TcpStream::connect(("127.0.0.1", port))?;
+        write!(server, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+        io::copy(&mut server, &mut stream).map(drop)
+    };
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            thread::spawn(move || serve(stream));
+        }
+    });
+    own
+}
+
+/// A limit that is opened directly may have its history before the first reading of all.
+#[test]
+fn root_web_page_of_a_limit_waits_for_the_first_reading() {
+    need_root!();
+    if Command::new("chromium").arg("--version").output().is_err() {
+        return skip("no chromium: apt install chromium");
+    }
+    let place = Place::new();
+    let _groups = limits(&place);
+    let profile = place.dir().join("chromium");
+    let browser = Browser { profile: &profile };
+    let web = Web::start(&place);
+    let page = format!(
+        "http://127.0.0.1:{}/#/limit/api",
+        without(web.port, &["/api/live", "/api/limit/"])
+    );
+    let dom = wait_for("the page", || {
+        let dom = browser.run(&["--dump-dom"], &page);
+        dom.filter(|dom| dom.contains("nothing new is known: not yet"))
+    });
+    let shown = dom.split("id=\"detail\"").nth(1).unwrap();
+    assert!(shown.contains("not yet") && !shown.contains("null"), "{shown}");
     place.ok(&["detach"]);
 }
 
