@@ -206,14 +206,13 @@ static __always_inline void on_syn_ack(struct __sk_buff *skb, const struct tcp_p
 	}
 	flow->scale = 0;
 	if (own) {
-		flow->mss = flow->syn_mss;
 		if (asked & AC_OTHER_SCALES && syn.has_scale)
 			flow->scale = flow->syn_scale;
 		flow->rtt.sent_ns = 0;
 		flow->sent = packet->seq + 1;
 		sp_rtt_data(&flow->rtt, flow->sent, bpf_ktime_get_ns(), 0, 0);
 	} else {
-		flow->mss = syn.mss;
+		flow->syn_mss = syn.mss;
 		if (asked & AC_OWN_SCALES && syn.has_scale)
 			flow->scale = syn.scale;
 		/* Of an older connection between the same two. */
@@ -224,8 +223,9 @@ static __always_inline void on_syn_ack(struct __sk_buff *skb, const struct tcp_p
 	}
 	if (flow->scale > SP_MAX_SCALE)
 		flow->scale = SP_MAX_SCALE;
-	if (!flow->mss)
-		flow->mss = DEFAULT_MSS;
+	if (!flow->syn_mss)
+		flow->syn_mss = DEFAULT_MSS;
+	flow->mss = flow->syn_mss;
 	flow->rtt.least_ns = 0;
 	flow->rtt.recent_ns = 0;
 	flow->edge.known = 0;
@@ -245,6 +245,21 @@ static __always_inline void on_fin(struct ac_flow *flow, const struct tcp_packet
 		bpf_map_delete_elem(&flows, &packet->key);
 }
 
+/*
+ * The sender's segment size: the one that the other side announced, less the options that the
+ * sender uses. It is smaller for a while when the sender probes for the path's MTU, or when short
+ * segments were merged.
+ */
+static __always_inline void learn_mss(struct ac_flow *flow, __u32 payload, __u32 gso_size)
+{
+	__u32 size = gso_size ? gso_size : payload, most = flow->syn_mss;
+
+	if (size > flow->mss)
+		flow->mss = fs_max(flow->mss, fs_min(size, most));
+	else if (gso_size)
+		flow->mss = gso_size;
+}
+
 /* Data of a known connection; 1 if it is beyond its window. */
 static __always_inline int on_data(const struct ac_limit *l, struct ac_state *s,
 				   struct ac_flow *flow, const struct tcp_packet *packet,
@@ -260,9 +275,7 @@ static __always_inline int on_data(const struct ac_limit *l, struct ac_state *s,
 		return 0;
 	}
 	flow->sent = end;
-	/* The sender's segment size: the other side's, less the options that it uses. */
-	if (gso_size && gso_size < flow->mss)
-		flow->mss = gso_size;
+	learn_mss(flow, packet->payload, gso_size);
 	/* HTB sends a packet as a whole when those before it are paid. */
 	if (l->scheme == AC_SPRING && !flow->rtt.sent_ns)
 		sp_rtt_data(&flow->rtt, end, now, waiting(l, s, now).ns, l->wait.cost);

@@ -196,11 +196,10 @@ struct ac_flow {
 	/* A random constant of the flow, and the last epoch in which it was seen. */
 	__u32 hash;
 	__u32 epoch;
-	/*
-	 * Options of the other side: segment size and scale; also those of a handshake in progress.
-	 */
+	/* The segment size of the sender, and the most that the last handshake allows it. */
 	__u16 mss;
 	__u16 syn_mss;
+	/* The scale of the other side, also that of a handshake in progress. */
 	__u16 scale;
 	__u16 syn_scale;
 	/* How far the other side has sent. */

@@ -170,9 +170,18 @@ impl<'a> Loaded<'a> {
 
     /// What becomes of a frame.
     fn run(&self, out: bool, frame: &[u8]) -> (u32, Vec<u8>) {
+        self.run_merged(out, frame, 0)
+    }
+
+    /// The same of one that the kernel treats as segments of this length.
+    fn run_merged(&self, out: bool, frame: &[u8], gso_size: u32) -> (u32, Vec<u8>) {
+        // A struct __sk_buff, which is UAPI, and the offset of gso_size in it.
+        let mut context = vec![0; 192];
+        context[176..180].copy_from_slice(&gso_size.to_ne_bytes());
         let program = if out { &self.acks.progs.acks_data } else { &self.acks.progs.acks_back };
         let mut after = frame.to_vec();
         let run = program.test_run(ProgramInput {
+            context_in: Some(&mut context),
             data_in: Some(frame),
             data_out: Some(&mut after),
             ..ProgramInput::default()
@@ -449,6 +458,54 @@ fn root_acks_spring_follows_the_table() {
         ]),
         1,
     );
+}
+
+/// A probe for the MTU of the path, or short segments that were merged, are small for a moment.
+#[test]
+fn root_acks_spring_follows_the_segment_size_up_again() {
+    if !is_root("root_acks_spring_follows_the_segment_size_up_again") {
+        return;
+    }
+    let mut storage = MaybeUninit::uninit();
+    let loaded = Loaded::new(&mut storage);
+    loaded.reset(&SPRING, &Backlog::default());
+    for from_outside in [false, true] {
+        for key in loaded.acks.maps.flows.keys().collect::<Vec<_>>() {
+            loaded.acks.maps.flows.delete(&key).unwrap();
+        }
+        let handshake = if from_outside {
+            vec![
+                same("SYN", back(SYN, 499, 0).options(&MSS_1460).options(&SCALE_9)),
+                same("SYN-ACK", out(SYN | ACK, 99, 500).options(&MSS_1460).options(&SCALE_9)),
+            ]
+        } else {
+            opened()
+        };
+        for (what, segment, ..) in handshake {
+            loaded.segment(what, &segment);
+        }
+        let mut seq = 100;
+        let mut least = |what: &str, payload: u32, gso_size: u32| {
+            let data = out(ACK, seq, 500).payload(payload as usize);
+            assert_eq!(loaded.run_merged(true, &data.frame(), gso_size).0, PASS, "{what}");
+            seq += payload;
+            let flows = loaded.flows();
+            let [flow] = &flows[..] else { panic!("{what}: {} connections", flows.len()) };
+            let mss = flow.mss;
+            let (_, _, window) = loaded.segment(what, &back(ACK, 500, seq).window(60_000));
+            assert!(window >= units(2 * u32::from(mss)), "{what}: {window}, {mss}");
+            mss
+        };
+        assert_eq!(least("as announced", 1460, 0), 1460);
+        assert_eq!(least("two of 512", 1024, 512), 512);
+        assert_eq!(least("a last one", 300, 0), 512);
+        assert_eq!(least("one, whole", 1000, 0), 1000);
+        assert_eq!(least("two with timestamps", 2 * 1448, 1448), 1448);
+        assert_eq!(least("short again", 200, 100), 100);
+        assert_eq!(least("less than is announced", 150, 0), 150);
+        assert_eq!(least("one of 1448", 1448, 0), 1448);
+        assert_eq!(least("merged, unsaid", 2000, 0), 1460);
+    }
 }
 
 /// If both directions are limited, an ACK waits in the other one's queue after it got its window.
