@@ -95,6 +95,7 @@ struct tcp_sock {
 	__u32 snd_nxt;
 	__u32 snd_una;
 	__u32 snd_cwnd;
+	__u32 snd_cwnd_clamp;
 	__u32 snd_ssthresh;
 	__u32 delivered;
 	__u32 delivered_ce;

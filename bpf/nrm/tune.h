@@ -191,10 +191,19 @@ static __always_inline void fold_rtt(struct tg_nrm_queue *queue, __u32 srtt_us)
 static __always_inline int leave_to_child(struct bpf_sock_ops *ops, __u64 now)
 {
 	struct tg_socket *ours = ops->sk ? bpf_sk_storage_get(&sockets_of_limit, ops->sk, 0, 0) : 0;
-	__u32 current = 0, none = TG_PACING_UNLIMITED;
+	__u32 current = 0, none = TG_PACING_UNLIMITED, window = TG_NO_WINDOW;
+	struct tcp_sock *tp;
 
 	if (!tg_is_claimed(ours, now))
 		return 0;
+	if (ours->window_segments) {
+		tp = ops->sk ? bpf_skc_to_tcp_sock(ops->sk) : 0;
+		/* The child may have set another. An equal one it sets again with a new rate. */
+		if (tp && tp->snd_cwnd_clamp == ours->window_segments)
+			bpf_setsockopt(ops, TG_SOL_TCP, TCP_BPF_SNDCWND_CLAMP, &window,
+				       sizeof(window));
+		ours->window_segments = 0;
+	}
 	if (ours->pacing_byte_s) {
 		bpf_getsockopt(ops, TG_SOL_SOCKET, TG_SO_MAX_PACING_RATE, &current,
 			       sizeof(current));
@@ -203,7 +212,6 @@ static __always_inline int leave_to_child(struct bpf_sock_ops *ops, __u64 now)
 				       sizeof(none));
 		ours->pacing_byte_s = 0;
 		ours->share = 0;
-		ours->window_segments = 0;
 	}
 	return 1;
 }

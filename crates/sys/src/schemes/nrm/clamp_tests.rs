@@ -8,11 +8,11 @@ use std::{
     os::fd::AsRawFd,
     process::Child,
     sync::atomic::Ordering,
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use tidegate_core::{Rate, queue_options::VirtualQueueOptions};
+use tidegate_core::{Class, Rate, Scheme, queue_options::VirtualQueueOptions};
 use tidegate_instruments::sock::tcp_info;
 
 use super::{
@@ -20,6 +20,7 @@ use super::{
     *,
 };
 use crate::{
+    cgroup::Cgroup,
     limit::AttachedLimit,
     net::{NetNs, tun_path::TunPath},
 };
@@ -28,7 +29,8 @@ use crate::{
 const ROLE: &str = "TIDEGATE_TEST_CLAMP";
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The process in the limit, not a test of its own: it sends, and for each line says its window in segments.
+/// The process in the limit, not a test of its own: it sends, and for each line says its window in segments
+/// and the most that it may be paced at.
 #[test]
 fn sends() {
     let Ok(role) = env::var(ROLE) else { return };
@@ -45,15 +47,16 @@ fn sends() {
     let asked = stream.try_clone().unwrap();
     thread::spawn(move || while stream.write_all(&[7; 10_000]).is_ok() {});
     for _ in io::stdin().lines() {
-        println!("said {}", tcp_info(&asked).unwrap().cwnd_segments);
+        let info = tcp_info(&asked).unwrap();
+        println!("said {} {}", info.cwnd_segments, info.max_pacing_bytes_s);
     }
 }
 
 struct Sender(Child);
 
 impl Sender {
-    /// Asks for its window until it is as wanted.
-    fn wait(&mut self, what: &str, is_wanted: impl Fn(u64) -> bool) {
+    /// Asks for its window, and its pacing if there is any, until both are as wanted.
+    fn wait(&mut self, what: &str, is_wanted: impl Fn(u64, Option<u64>) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         let mut lines = BufReader::new(self.0.stdout.take().unwrap());
         loop {
@@ -63,11 +66,13 @@ impl Sender {
                 said.clear();
                 assert_ne!(lines.read_line(&mut said).unwrap(), 0, "the sender has ended");
             }
-            let window = said.trim().rsplit(' ').next().unwrap().parse().unwrap();
-            if is_wanted(window) {
+            let mut words = said.trim().rsplit(' ').map(|word| word.parse::<u64>().unwrap());
+            let pacing = words.next().filter(|byte_s| *byte_s < u64::from(u32::MAX));
+            let window = words.next().unwrap();
+            if is_wanted(window, pacing) {
                 break;
             }
-            assert!(Instant::now() < deadline, "{what}: {window} segments");
+            assert!(Instant::now() < deadline, "{what}: {window} segments, paced at {pacing:?}");
             thread::sleep(Duration::from_millis(5));
         }
         self.0.stdout = Some(lines.into_inner());
@@ -81,26 +86,13 @@ impl Drop for Sender {
     }
 }
 
-#[test]
-fn root_the_window_follows_the_rate_and_the_path() {
-    const TEST: &str = "root_the_window_follows_the_rate_and_the_path";
-    if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIP {TEST}: needs root");
-        return;
-    }
-    let nest = Nest::new("clamp", 1);
-    let (hierarchy, group) = (&nest.hierarchy, &nest.groups[0]);
-    let path = TunPath::new("clamp");
-    let options = |mbit: u64| {
-        let egress = Rate::from_bit_s(mbit * 1_000_000).map(VirtualQueueOptions::new);
-        LimitOptions { egress, ..LimitOptions::default() }
-    };
-    let limit = AttachedLimit::attach(hierarchy, group, &options(2), None).unwrap();
+/// One that sends over the path from a cgroup, and who receives that.
+fn start(path: &TunPath, group: &Cgroup) -> (Sender, JoinHandle<io::Result<u64>>) {
     let bind = || TcpListener::bind(SocketAddr::from((TunPath::ADDRESSES[1], 0))).unwrap();
     let listener = path.ends[1].run(bind).unwrap();
     let role = format!("{} {}", path.ends[0].name(), listener.local_addr().unwrap());
     let mut command = process_in(group, concat!(module_path!(), "::sends"));
-    let mut sender = Sender(command.env(ROLE, role).spawn().unwrap());
+    let sender = Sender(command.env(ROLE, role).spawn().unwrap());
     listener.set_nonblocking(true).unwrap();
     let deadline = Instant::now() + PATIENCE;
     let mut stream = loop {
@@ -111,20 +103,67 @@ fn root_the_window_follows_the_rate_and_the_path() {
         thread::sleep(Duration::from_millis(5));
     };
     stream.set_nonblocking(false).unwrap();
-    let sink = thread::spawn(move || io::copy(&mut stream, &mut io::sink()));
+    (sender, thread::spawn(move || io::copy(&mut stream, &mut io::sink())))
+}
+
+fn egress(mbit: u64) -> LimitOptions {
+    let egress = Rate::from_bit_s(mbit * 1_000_000).map(VirtualQueueOptions::new);
+    LimitOptions { egress, ..LimitOptions::default() }
+}
+
+#[test]
+fn root_the_window_follows_the_rate_and_the_path() {
+    const TEST: &str = "root_the_window_follows_the_rate_and_the_path";
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP {TEST}: needs root");
+        return;
+    }
+    let nest = Nest::new("clamp", 1);
+    let (hierarchy, group) = (&nest.hierarchy, &nest.groups[0]);
+    let path = TunPath::new("clamp");
+    let limit = AttachedLimit::attach(hierarchy, group, &egress(2), None).unwrap();
+    let (mut sender, sink) = start(&path, group);
 
     // If the machine stands still during the handshake, the path is long at first, and its window large.
     let began = Instant::now();
-    let is_small = |window| window <= 10 || began.elapsed() > Duration::from_secs(5);
+    let is_small = |window, _| window <= 10 || began.elapsed() > Duration::from_secs(5);
     sender.wait("at a low rate", is_small);
-    let options = options(50);
+    let options = egress(50);
     let entry = options.encode(group.id()).unwrap();
     limit.maps.set(hierarchy, [group], &entry, &options).unwrap();
-    sender.wait("at a higher rate", |window| window >= 15);
+    sender.wait("at a higher rate", |window, _| window >= 15);
     // More than any short path has at this rate. The least round trip of the connection stays that of before.
     path.delay_us.store(30_000, Ordering::Relaxed);
-    sender.wait("over a longer path", |window| window > 80);
+    sender.wait("over a longer path", |window, _| window > 80);
     drop(sender);
     let _ = sink.join().unwrap();
     limit.detach(hierarchy, group).unwrap();
+}
+
+/// A parent that does not know a child yet sets a window on a socket of it.
+#[test]
+fn root_a_parents_window_ends_where_a_child_has_the_socket() {
+    const TEST: &str = "root_a_parents_window_ends_where_a_child_has_the_socket";
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIP {TEST}: needs root");
+        return;
+    }
+    let nest = Nest::new("left-clamp", 2);
+    let (hierarchy, [outer, inner]) = (&nest.hierarchy, &nest.groups[..]) else { unreachable!() };
+    let path = TunPath::new("left-clamp");
+    let parent = AttachedLimit::attach(hierarchy, outer, &egress(20), None).unwrap();
+    let (mut sender, sink) = start(&path, inner);
+    sender.wait("in the parent", |_, pacing| pacing.is_some());
+    // One that sets nothing on sockets. It does not look for those that are there.
+    let (scheme, class) = (Scheme::Nrm, Some(Class::default()));
+    let options = LimitOptions { scheme, class, pace_ceiling: false, ..egress(20) };
+    let child = AttachedLimit::attach_new(hierarchy, inner, &options, Some(parent.maps())).unwrap();
+    sender.wait("in the child", |_, pacing| pacing.is_none());
+    // The window of a short path at this rate has 24 segments at most.
+    path.delay_us.store(30_000, Ordering::Relaxed);
+    sender.wait("over a longer path", |window, _| window > 40);
+    drop(sender);
+    let _ = sink.join().unwrap();
+    child.detach(hierarchy, inner).unwrap();
+    parent.detach(hierarchy, outer).unwrap();
 }
