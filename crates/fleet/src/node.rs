@@ -387,6 +387,7 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         if now >= self.greet_due {
             self.greet_due = Nanos(now.0.saturating_add(GREET.0));
             self.greet(now);
+            self.find_again(now);
         }
         if now >= self.report_due {
             let slower = (self.up.len() as u64 / REPORT_PEERS).max(1);
@@ -451,6 +452,20 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
         hello.encode(&mut payload);
         for addr in greeted {
             self.transmit(addr, None, &payload);
+        }
+    }
+
+    /// A membership that has lost its last node asks nobody any more: not even one that is heard again.
+    fn find_again(&mut self, now: Nanos) {
+        if !self.up.is_empty() {
+            return;
+        }
+        let lately = |heard: Nanos| now.0.saturating_sub(heard.0) < HEARD.0;
+        let heard =
+            self.sessions.proven().filter(|(id, peer)| *id != self.id && lately(peer.heard));
+        let contacts = heard.filter_map(|(id, _)| self.contacts.get(&id));
+        if let Some(contact) = contacts.last().cloned() {
+            self.swim.join(now, &contact);
         }
     }
 

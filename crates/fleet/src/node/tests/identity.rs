@@ -1,4 +1,4 @@
-//! Who a node is: copies of a machine, other releases, and names without number.
+//! Who a node is, and where: copies of a machine, other releases, names without number, and greetings.
 
 use super::*;
 
@@ -295,4 +295,24 @@ fn a_greeting_moves_only_a_node_that_is_down() {
         fleet.run(1.0);
     }
     assert_eq!(passed_on(&mut fleet, addr(6)), (false, addr(6)));
+    // Datagrams for it then show again where their sender is.
+    fleet.hosts[1].side = 0;
+    fleet.run(40.0);
+    assert_eq!(passed_on(&mut fleet, addr(5)), (true, addr(0)));
+}
+
+/// A membership that has lost its last node asks nobody any more.
+#[test]
+fn two_nodes_that_were_cut_off_for_long_share_again() {
+    let mut fleet = Fleet::new(2, "algorithm = \"fps\"\nhosts = 5");
+    fleet.run(8.0);
+    assert_rates(&fleet, &[5.0, 5.0]);
+    fleet.hosts[1].side = 1;
+    fleet.run(60.0);
+    assert_rates(&fleet, &[2.0, 2.0]);
+    assert!((0..2).all(|i| fleet.state(i) == "alone" && !fleet.status(i).peers[0].up));
+    fleet.hosts[1].side = 0;
+    fleet.run(40.0);
+    assert_rates(&fleet, &[5.0, 5.0]);
+    assert!((0..2).all(|i| fleet.status(i).peers[0].up));
 }
