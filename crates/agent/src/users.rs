@@ -23,7 +23,7 @@ use rustix::{
         socket_with, sockopt,
     },
 };
-use tidegate_core::{Scheme, Scope};
+use tidegate_core::Scope;
 use tidegate_host::{
     apply::Backend,
     auto::{Trees, Written},
@@ -225,10 +225,7 @@ fn put_on(
     let scope = Scope::Cgroup(path);
     let written = Written { name: &name, scope: &scope, parent: None, patch: &patch };
     let options = written.options(&Trees::default(), features::kernel(), None);
-    let options = options.map_err(|e| format!("--{}: {}", e.field, e.problem))?;
-    if options.scheme == Scheme::Htb {
-        return Err("--scheme: htb is for devices".to_owned());
-    }
+    let options = options.map_err(|e| format!("--{}: {}", e.field, e.problem.as_flags()))?;
     let wanted = Wanted {
         name: name.clone(),
         scope,

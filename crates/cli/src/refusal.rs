@@ -39,7 +39,7 @@ pub struct UsageError(pub String);
 
 /// A flag whose value cannot be: the fields of a spec file are the flags of the command line.
 pub fn flag_error(SettingsError { field, problem }: SettingsError) -> Error {
-    UsageError(format!("--{}: {problem}", field.replace('_', "-"))).into()
+    UsageError(format!("--{}: {}", field.replace('_', "-"), problem.as_flags())).into()
 }
 
 /// Help and version are no errors; the rest is shown as ours.

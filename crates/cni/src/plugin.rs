@@ -136,8 +136,8 @@ fn add(store: &Path, request: &Request, attachment: &Attachment) -> Result<Value
         let refused = |e: String| CniError::new(Code::Limit, e);
         let plan = plan(&present, &[wanted], false).map_err(|e| match e {
             PlanError::ScopeTaken { scope, other, .. } => refused(format!(
-                "{scope} has limit `{other}` already; if that is of a container that is no more, take it off \
-                 with `tidegate limit del {other}`"
+                "{scope} has limit `{other}` already; if its container no longer exists, remove it with \
+                 `tidegate limit del {other}`"
             )),
             e => refused(e.to_string()),
         })?;

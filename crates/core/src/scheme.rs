@@ -38,7 +38,7 @@ pub struct SchemeInfo {
     pub scheme: Scheme,
     /// As a user writes it.
     pub name: &'static str,
-    /// What it does, in a few words: for `--help`, completions and the table of `docs/README.md`.
+    /// Its effect in a few words: for `--help`, completions and the table of `docs/README.md`.
     pub about: &'static str,
     /// Its scopes, in words.
     pub scopes: &'static str,
@@ -362,13 +362,13 @@ pub enum QueueKind {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchemeError {
     /// An unknown scheme.
-    #[error("unknown scheme `{0}`; use {names}, or leave it out", names = list('`', |_| true))]
+    #[error("unknown scheme `{0}`; use {names}, or leave it out", names = list("`", |_| true))]
     Unknown(String),
 }
 
-/// The names of some schemes in quotes, as in a sentence: the last one after "or".
+/// The names of some schemes, each in quotes, as in a sentence: the last one after "or".
 #[must_use]
-pub fn list(quote: char, is_in: impl Fn(&SchemeInfo) -> bool) -> String {
+pub fn list(quote: &str, is_in: impl Fn(&SchemeInfo) -> bool) -> String {
     let names = SCHEMES.iter().filter(|info| is_in(info)).map(|info| info.name);
     let names: Vec<_> = names.map(|name| format!("{quote}{name}{quote}")).collect();
     match names.split_last() {

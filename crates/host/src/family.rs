@@ -60,7 +60,8 @@ pub struct FamilyError {
 pub enum FamilyProblem {
     /// There is no such parent.
     #[error(
-        "there is no limit `{0}`, neither here nor on this host; put it on first, or into the same file"
+        "there is no limit `{0}`, neither here nor on this host; attach it first, or write it into the same \
+         file"
     )]
     NoParent(String),
     /// Its own parent.
@@ -85,8 +86,8 @@ pub enum FamilyProblem {
     },
     /// A sibling contains it.
     #[error(
-        "`{between}` is on a cgroup between the two; the parent must be `{between}`: write that, or take the \
-         limit off and put it on again"
+        "`{between}` is on a cgroup between the two; the parent must be `{between}`: write that, or \
+         remove the limit and add it again"
     )]
     Between {
         /// The sibling.
@@ -103,7 +104,7 @@ pub enum FamilyProblem {
         parent: String,
     },
     /// A scheme that shares with nobody.
-    #[error("`{parent}` has scheme `{scheme}`; a parent has {}", list('`', |i| i.trees == Trees::OfCgroups))]
+    #[error("`{parent}` has scheme `{scheme}`; a parent has {}", list("`", |i| i.trees == Trees::OfCgroups))]
     ParentScheme { parent: String, scheme: Scheme },
     /// A parent on a device.
     #[error("`{parent}` is on {scope}; a parent is on a cgroup, or with scheme `htb` on a device")]
@@ -112,8 +113,8 @@ pub enum FamilyProblem {
     #[error(
         "`{parent}` has scheme `{theirs}` and this limit `{ours}`; in a tree on a device all have {}, in a \
          tree of cgroups {}",
-        list('`', |info| info.trees == Trees::OfADevice),
-        list('`', |info| info.trees == Trees::OfCgroups)
+        list("`", |info| info.trees == Trees::OfADevice),
+        list("`", |info| info.trees == Trees::OfCgroups)
     )]
     Schemes {
         parent: String,

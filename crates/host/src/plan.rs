@@ -193,10 +193,10 @@ impl fmt::Display for Reason {
             Reason::Moved => "on something else in the file",
             Reason::OtherPrograms => "what it shall do needs other programs",
             Reason::ScopeGone => "what it was on was removed",
-            Reason::Detached => "its programs were taken off",
+            Reason::Detached => "its programs were removed",
             Reason::Broken => "it cannot be read",
             Reason::OtherParent => "inside another limit, or none, in the file",
-            Reason::WithParent => "to be put on again with its parent",
+            Reason::WithParent => "to be reattached with its parent",
         })
     }
 }
@@ -288,7 +288,7 @@ pub enum PlanError {
     /// A limit of the host that the spec does not have is on the cgroup or device.
     #[error(
         "limit `{name}`: {scope} already has limit `{other}`, which is not in the file; \
-         take that one off with `tidegate limit del {other}`, or apply with --prune"
+         remove that one with `tidegate limit del {other}`, or apply with --prune"
     )]
     ScopeTaken {
         /// The limit of the spec.
@@ -298,8 +298,8 @@ pub enum PlanError {
     },
     /// A limit of the host that the spec does not have has one of the prefixes.
     #[error(
-        "limit `{name}`: {scope} already has limit `{other}` for {prefix}, which is not in the file; take \
-         that one off with `tidegate limit del {other}`, or apply with --prune"
+        "limit `{name}`: {scope} already has limit `{other}` for {prefix}, which is not in the file; \
+         remove that one with `tidegate limit del {other}`, or apply with --prune"
     )]
     PrefixTaken {
         /// The limit of the spec.
@@ -310,8 +310,8 @@ pub enum PlanError {
     },
     /// A limit of the spec is inside one that the plan takes off.
     #[error(
-        "limit `{name}`: its parent `{parent}` is in no file, so the agent and `apply --prune` take it off; \
-         put it into the file"
+        "limit `{name}`: its parent `{parent}` is in no file, so the agent and `apply --prune` remove it; \
+         write it into the file"
     )]
     ParentPruned {
         /// The limit of the spec.

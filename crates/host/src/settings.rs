@@ -14,7 +14,7 @@ use tidegate_core::{
     police::PolicyError,
     prefixes::{PrefixError, Prefixes},
     queue_options::{ConfigError, VirtualQueueOptions},
-    scheme::{SchemeError, Trees, list},
+    scheme::{SCHEMES, SchemeError, SchemeInfo, Trees, list},
     units::{MAX_RATE_BIT_S, MIN_RATE_BIT_S, ParseError},
 };
 use tidegate_sys::limit::LimitOptions;
@@ -147,32 +147,24 @@ pub enum SettingsProblem {
     #[error("neither egress nor ingress has a rate; give one of them, for example 50mbit")]
     NoDirection,
     /// A setting that the scheme does not have.
-    #[error(
-        "scheme `{scheme}` has no `{field}`; it has {}; leave this out, or write scheme = {}",
-        scheme.info().fields.join(", "),
-        list('"', |info| info.has(field))
-    )]
+    #[error("{}", Form::File.not_of_scheme(*scheme, field))]
     NotOfScheme { scheme: Scheme, field: &'static str },
     /// A timer that the kernel would not take.
     #[error("{0} is out of range; write 1ms to 200ms, or 0ms for the kernel's own")]
     Timer(Nanos),
     /// A scheme that does not work on such a scope.
-    #[error(
-        "scheme `{scheme}` works on {scopes}; on {other} {scope} write scheme = {instead}",
-        scopes = scheme.info().scopes,
-        other = if scheme.info().scopes.contains(scope) { "another" } else { "a" },
-    )]
+    #[error("{}", Form::File.not_on(*scheme, scope, instead))]
     NotOn {
         scheme: Scheme,
         /// `cgroup`, `device` or `port`.
         scope: &'static str,
         /// The schemes that work there.
-        instead: String,
+        instead: Vec<Scheme>,
     },
     /// A scheme that does not limit this direction on such a scope.
     #[error(
-        "on a {scope}, scheme `{scheme}` limits {limits} only; write {direction} = \"none\", or scheme = \
-         {instead}"
+        "on a {scope}, scheme `{scheme}` limits {limits} only; write {direction} = \"none\", or {}",
+        Form::File.one_of(instead)
     )]
     OneWay {
         scheme: Scheme,
@@ -183,7 +175,7 @@ pub enum SettingsProblem {
         /// The direction that it shall limit.
         direction: &'static str,
         /// The schemes that do.
-        instead: String,
+        instead: Vec<Scheme>,
     },
     /// The loopback device has no queue to speak of.
     #[error("a limit on a device has no loopback traffic; leave this out")]
@@ -201,12 +193,7 @@ pub enum SettingsProblem {
     )]
     NoParentOnDevices,
     /// A scheme that shares with nobody.
-    #[error(
-        "scheme `{0}` neither has a parent nor is one; write scheme = {cgroups} ({device} inside a device's \
-         limit), or leave the parent out",
-        cgroups = list('"', |info| info.trees == Trees::OfCgroups),
-        device = list('"', |info| info.trees == Trees::OfADevice)
-    )]
+    #[error("{}", Form::File.not_in_a_tree(*.0))]
     NotInATree(Scheme),
     /// No weight.
     #[error(
@@ -252,6 +239,77 @@ pub enum SettingsProblem {
     /// No action for a colour.
     #[error("`{0}` is no action for a colour; write for example yellow=dscp:af12")]
     Action(String),
+}
+
+impl SettingsProblem {
+    /// The same for a user who wrote flags of the command line: what to type are flags, too.
+    #[must_use]
+    pub fn as_flags(&self) -> String {
+        let flags = Form::Flags;
+        match self {
+            Self::NotOfScheme { scheme, field } => flags.not_of_scheme(*scheme, field),
+            Self::NotOn { scheme, scope, instead } => flags.not_on(*scheme, scope, instead),
+            Self::OneWay { scheme, scope, limits, direction, instead } => format!(
+                "on a {scope}, scheme `{scheme}` limits {limits} only; write --{direction} none, or {}",
+                flags.one_of(instead)
+            ),
+            Self::NotInATree(scheme) => flags.not_in_a_tree(*scheme),
+            Self::Police(problem) => problem.as_flags(),
+            problem => problem.to_string(),
+        }
+    }
+}
+
+/// How a user writes a setting, and so how an error says what to write.
+#[derive(Debug, Clone, Copy)]
+enum Form {
+    /// As a line of a spec file.
+    File,
+    /// As a flag of the command line.
+    Flags,
+}
+
+impl Form {
+    fn scheme(self, is_in: impl Fn(&SchemeInfo) -> bool) -> String {
+        match self {
+            Form::File => format!("scheme = {}", list("\"", is_in)),
+            Form::Flags => format!("--scheme {}", list("", is_in)),
+        }
+    }
+
+    fn one_of(self, schemes: &[Scheme]) -> String {
+        self.scheme(|info| schemes.contains(&info.scheme))
+    }
+
+    fn not_of_scheme(self, scheme: Scheme, field: &str) -> String {
+        let name = |field: &str| match self {
+            Form::File => field.to_owned(),
+            Form::Flags => field.replace('_', "-"),
+        };
+        let has: Vec<_> = scheme.info().fields.iter().map(|field| name(field)).collect();
+        let (field, has, others) =
+            (name(field), has.join(", "), self.scheme(|info| info.has(field)));
+        format!(
+            "scheme `{scheme}` has no `{field}`; it has {has}; leave this out, or write {others}"
+        )
+    }
+
+    fn not_on(self, scheme: Scheme, scope: &str, instead: &[Scheme]) -> String {
+        let scopes = scheme.info().scopes;
+        let other = if scopes.contains(scope) { "another" } else { "a" };
+        let instead = self.one_of(instead);
+        format!("scheme `{scheme}` works on {scopes}; on {other} {scope} write {instead}")
+    }
+
+    fn not_in_a_tree(self, scheme: Scheme) -> String {
+        let cgroups = self.scheme(|info| info.trees == Trees::OfCgroups);
+        let quote = if matches!(self, Form::File) { "\"" } else { "" };
+        let device = list(quote, |info| info.trees == Trees::OfADevice);
+        format!(
+            "scheme `{scheme}` neither has a parent nor is one; write {cgroups} ({device} inside a device's \
+             limit), or leave the parent out"
+        )
+    }
 }
 
 impl From<PolicyError> for SettingsProblem {
@@ -404,7 +462,10 @@ impl Patch {
             directions.iter().find(|(_, way, asked)| *asked && !here.contains(way))
         };
         let works = |here: &[Direction]| !here.is_empty() && missing(here).is_none();
-        let instead = || list('"', |info| works(info.on(scope)));
+        let instead = || {
+            let others = SCHEMES.iter().filter(|info| works(info.on(scope)));
+            others.map(|info| info.scheme).collect()
+        };
         let (here, kind) = (info.on(scope), scope.noun());
         match missing(here) {
             _ if here.is_empty() => {
@@ -646,6 +707,25 @@ mod tests {
         insta::assert_snapshot!(refusal(Patch { burst: "9999s".parse().ok(), ..good }), @"burst: burst of 9999s is longer than 512s at 50mbit; make it shorter");
         insta::assert_snapshot!(refusal(Patch { mark: "9ms".parse().ok(), ..good }), @"mark: mark threshold 9ms must be below drop threshold 7751.68us");
         insta::assert_snapshot!(refusal(Patch { drop: "0.1ms".parse().ok(), ..good }), @"drop: mark threshold 3875.84us must be below drop threshold 100us");
+    }
+
+    #[test]
+    fn on_the_command_line_errors_name_flags() {
+        let good = Patch { egress: rate("50mbit"), ..Patch::default() };
+        let of = |scheme| Patch { scheme: Some(SchemeSetting::Named(scheme)), ..good };
+        let refusal = |patch: Patch, scope: &Scope| {
+            patch.on(&LimitOptions::default(), scope).unwrap_err().problem.as_flags()
+        };
+        let on_cgroup = |patch| refusal(patch, &cgroup());
+        insta::assert_snapshot!(on_cgroup(of(Scheme::Tbf)), @"scheme `tbf` works on devices, ports; on a cgroup write --scheme pace, nrm, edt or police");
+        insta::assert_snapshot!(on_cgroup(Patch { pace_ceiling: Some(true), ..of(Scheme::Edt) }), @"scheme `edt` has no `pace-ceiling`; it has egress, burst, mark, drop, exempt, loopback; leave this out, or write --scheme nrm");
+        insta::assert_snapshot!(on_cgroup(Patch { ingress: rate("9mbit"), ..of(Scheme::Edt) }), @"on a cgroup, scheme `edt` limits egress only; write --ingress none, or --scheme pace, nrm or police");
+        insta::assert_snapshot!(on_cgroup(Patch { matched: "10.0.0.2".parse().ok(), ..of(Scheme::Police) }), @"a limit for prefixes is on the device or port behind which they are; write --dev or --port, or leave this out");
+        let inside = of(Scheme::Police).on(&inside_another(), &cgroup()).unwrap_err();
+        insta::assert_snapshot!(inside.problem.as_flags(), @"scheme `police` neither has a parent nor is one; write --scheme pace or nrm (htb inside a device's limit), or leave the parent out");
+        let xdp = PolicePatch { hook: "xdp".parse().ok(), ..PolicePatch::default() };
+        let xdp = Patch { police: xdp, ..of(Scheme::Police) };
+        insta::assert_snapshot!(on_cgroup(xdp), @"XDP polices incoming traffic of a device: write --scheme police, --dev and --ingress, and no --match; or leave it out");
     }
 
     #[test]

@@ -83,7 +83,7 @@ pub(crate) struct Pinned<'a> {
     pub(crate) limit: &'a intf::Limit,
     /// The options that the user has asked for.
     pub(crate) asked: &'a LimitOptions,
-    /// Where it shares maps with others: the directory of their pool, and its place there.
+    /// Where it shares maps with others: the directory of their pool, and its slot there.
     pub(crate) pool: Option<(&'a Path, u32)>,
 }
 

@@ -26,7 +26,7 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
         writeln!(out, "nic `{name}` runs (process {0}); `kill {0}` ends it", nic["pid"])?;
     }
     if names.is_empty() && waiting.is_empty() {
-        writeln!(out, "No limits in {}; nothing to take off.", store.display())?;
+        writeln!(out, "No limits in {}; nothing to remove.", store.display())?;
     }
     for device in host.store().perhaps_orphans() {
         say(&format!(
@@ -35,7 +35,7 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
         ));
     }
     if args.dry_run {
-        names.iter().try_for_each(|name| writeln!(out, "would take off limit `{name}`"))?;
+        names.iter().try_for_each(|name| writeln!(out, "would remove limit `{name}`"))?;
         orphans.iter().try_for_each(|orphan| writeln!(out, "would remove from {orphan}"))?;
         present.iter().flat_map(moved_for).try_for_each(|path| {
             writeln!(out, "would move the processes of {path} to the cgroup above")
@@ -55,7 +55,7 @@ pub fn run(store: &Path, run_dir: &Path, args: &DetachArgs) -> Result<ExitCode> 
         && !keeper.report.limits.is_empty()
     {
         say(&format!(
-            "tidegate: note: the agent (process {}) puts limits of {} on again; stop it first: \
+            "tidegate: note: the agent (process {}) attaches limits of {} again; stop it first: \
              systemctl stop tidegate-agent",
             keeper.report.pid, keeper.report.directory
         ));

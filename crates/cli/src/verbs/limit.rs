@@ -191,7 +191,7 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
             return Ok(ExitCode::SUCCESS);
         }
         Err(why) => {
-            let then = "; with --persist the agent puts the limit on as soon as it can";
+            let then = "; with --persist the agent attaches the limit as soon as it can";
             return Err(UsageError(why + then).into());
         }
     };
@@ -293,7 +293,7 @@ fn set(
                     if kept.state == LimitState::InForce
                         || kept.state == LimitState::Off && has_rate =>
                 {
-                    "off until the agent puts it on".to_owned()
+                    "off until the agent attaches it".to_owned()
                 }
                 Some(kept) => kept.words(),
                 None if !each.is_empty() => {
@@ -318,7 +318,7 @@ fn set(
         };
         let options = options.map_err(|e| match e.problem {
             SettingsProblem::NoDirection => UsageError(format!(
-                "neither direction would be limited; take the limit off with `tidegate limit del {name}`"
+                "neither direction would be limited; remove the limit with `tidegate limit del {name}`"
             ))
             .into(),
             _ => flag_error(e),
@@ -400,7 +400,7 @@ fn del(store: &Path, run_dir: &Path, file: &Path, name: &str) -> Result<ExitCode
     // Nothing to take off is what was asked for; but a slip of the pen shall be seen.
     let waits = host.store().waiting().iter().any(|waits| waits.name == name);
     if host.find(name).is_ok_and(|found| found.is_none()) && !waits && edit()?.is_none() {
-        say(&format!("tidegate: note: nothing to take off: {}", verbs::missing(&host, name)));
+        say(&format!("tidegate: note: nothing to remove: {}", verbs::missing(&host, name)));
         return Ok(ExitCode::SUCCESS);
     }
     let each = made_by(&host, file, name);
@@ -439,11 +439,11 @@ fn del(store: &Path, run_dir: &Path, file: &Path, name: &str) -> Result<ExitCode
 fn put_back(host: &mut LockedHost, lost: &[Wanted]) -> Result<()> {
     let plan = plan(&host.host().present()?, lost, false).map_err(|e| match e {
         PlanError::ScopeTaken { name, scope, other } => anyhow!(
-            "{scope} has limit `{other}` by now; take `{name}` off with `tidegate limit del {name}`"
+            "{scope} has limit `{other}` by now; remove `{name}` with `tidegate limit del {name}`"
         ),
         PlanError::PrefixTaken { name, scope, prefix, other } => anyhow!(
-            "{scope} has limit `{other}` for {prefix} by now; take `{name}` off with \
-             `tidegate limit del {name}`"
+            "{scope} has limit `{other}` for {prefix} by now; remove `{name}` with `tidegate limit del \
+             {name}`"
         ),
         e => e.into(),
     })?;

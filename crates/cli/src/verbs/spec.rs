@@ -228,7 +228,7 @@ fn planned(
     let mut plan = plan::plan_pruning(&present, &wanted, prune).map_err(|e| match e {
         PlanError::Family(e) => spec.locate(e).map_or_else(anyhow::Error::from, Into::into),
         PlanError::ScopeTaken { name, scope, other } if is_limit(&other) => anyhow!(
-            "limit `{name}`: {scope} already has limit `{other}`, which `tidegate-cni` takes off with its \
+            "limit `{name}`: {scope} already has limit `{other}`, which `tidegate-cni` removes with its \
              container"
         ),
         e => e.into(),
@@ -345,8 +345,8 @@ fn print_text(
     groups.print_changes(out)?;
     for waits in waiting {
         let then = match is_for_the_agent(&waits.scope) || is_moved(spec, waits) {
-            true => ", and puts it on".to_owned(),
-            false => format!("; `tidegate apply {}` puts it on once it can", spec.file),
+            true => ", and attaches it".to_owned(),
+            false => format!("; `tidegate apply {}` attaches it once it can", spec.file),
         };
         let line = format!("! {} waits: {}{then}", waits.name, why(spec, waits));
         writeln!(out, "{}", paint.yellow(&line))?;
@@ -358,8 +358,8 @@ fn print_text(
     }
     for name in &plan.unmanaged {
         let who = match is_limit(name) {
-            true => "`tidegate-cni` takes it off with its container",
-            false => "--prune takes it off",
+            true => "`tidegate-cni` removes it with its container",
+            false => "--prune removes it",
         };
         writeln!(out, "  {name}: not in the file, left alone ({who})")?;
     }

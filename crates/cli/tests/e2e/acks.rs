@@ -204,16 +204,16 @@ fn root_acks_the_refused_say_what_to_type() {
     for scheme in ["dem", "spring"] {
         let add = format!("limit add a --dev eth0 --scheme {scheme} --egress 9mbit");
         for (words, part) in [
-            (format!("run --scheme {scheme} --egress 1mbit -- true"), "on a cgroup write scheme"),
+            (format!("run --scheme {scheme} --egress 1mbit -- true"), "on a cgroup write --scheme"),
             (
                 format!("limit add a --cgroup {group} --scheme {scheme} --egress 1mbit"),
-                "on a cgroup write scheme",
+                "on a cgroup write --scheme",
             ),
             (format!("{add} --mark 2ms"), "has no `mark`"),
             (format!("{add} --ecn 60kb"), "has no `ecn`"),
             (format!("{add} --exempt 10.0.0.0/8"), "has no `exempt`"),
             (format!("{add} --loopback"), "has no `loopback`"),
-            (format!("{add} --rto-min 20ms"), "has no `rto_min`"),
+            (format!("{add} --rto-min 20ms"), "has no `rto-min`"),
         ] {
             let message = refused(&place, &bed, &words);
             assert!(message.contains(part), "{words}: {message}");

@@ -572,7 +572,7 @@ fn root_limit_verbs_know_what_the_agent_keeps() {
     let said = tidegate(&["limit", "set", "a", "--drop", "400ms"]);
     assert!(said.contains("off: its schedule has no rate now; changed in"), "{said}");
     let said = tidegate(&["limit", "set", "a", "--egress", "6mbit"]);
-    assert!(said.contains("off until the agent puts it on; changed in"), "{said}");
+    assert!(said.contains("off until the agent attaches it; changed in"), "{said}");
     wait_for("the rate that was set", || (bed.rate("a") == Some(6_000_000)).then_some(()));
     let doctor: Value = serde_json::from_str(&tidegate(&["doctor", "--json"])).unwrap();
     let says = |text: &str| doctor["findings"].to_string().contains(text);
@@ -649,7 +649,7 @@ fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
     assert!(!own.absolute().exists(), "its cgroup is left");
     assert!(place.group.processes().unwrap().contains(&again.0.id()));
     let said = place.ok(&["apply", bed.dir.join("a.toml").to_str().unwrap()]);
-    assert!(said.contains("only `tidegate agent` moves processes, and puts it on"), "{said}");
+    assert!(said.contains("only `tidegate agent` moves processes, and attaches it"), "{said}");
 }
 
 #[test]

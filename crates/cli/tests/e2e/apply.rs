@@ -89,7 +89,7 @@ fn root_a_limit_without_a_cgroup_waits_and_the_others_are_put_on() {
             .collect::<Vec<_>>()
     };
     let line =
-        format!("! b waits: there is no cgroup `{service}`; `tidegate apply {file}` puts it on");
+        format!("! b waits: there is no cgroup `{service}`; `tidegate apply {file}` attaches it");
     let plan = place.tidegate().args(["plan", file]).output().unwrap();
     assert_eq!(plan.status.code(), Some(3), "`a` is to be put on");
     assert!(String::from_utf8_lossy(&plan.stdout).contains(&line));

@@ -143,7 +143,7 @@ fn root_cni_limits_a_container_until_it_is_deleted() {
     let mut apply = runtime.host(env!("CARGO_BIN_EXE_tidegate"));
     let said = apply.args(["apply", "--prune"]).arg(file).output().unwrap().stdout;
     let said = String::from_utf8(said).unwrap();
-    assert!(said.contains("`tidegate-cni` takes it off with its container"), "{said}");
+    assert!(said.contains("`tidegate-cni` removes it with its container"), "{said}");
     let taken = "[[limit]]\nname = \"a\"\nscope = { port = \"eth0\" }\negress = \"1mbit\"\n";
     let file = runtime.place.file("taken.toml", taken);
     let mut apply = runtime.host(env!("CARGO_BIN_EXE_tidegate"));

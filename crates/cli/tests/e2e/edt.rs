@@ -458,9 +458,9 @@ fn root_edt_says_what_cannot_be() {
     let message = refused(&place, &bed, "limit add a --dev eth9 --scheme edt --egress 1mbit");
     assert!(message.contains("there is no device `eth9`"), "{message}");
     let message = refused(&place, &bed, "limit add a --dev eth0 --scheme pace --egress 1mbit");
-    assert!(message.contains("write scheme = \"edt\""), "{message}");
+    assert!(message.contains("write --scheme edt"), "{message}");
     let message = refused(&place, &bed, "run --scheme edt --egress 1mbit --rto-min 20ms -- true");
-    assert!(message.contains("scheme `edt` has no `rto_min`"), "{message}");
+    assert!(message.contains("scheme `edt` has no `rto-min`"), "{message}");
 }
 
 #[test]

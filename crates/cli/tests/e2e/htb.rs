@@ -114,10 +114,10 @@ fn root_htb_says_what_cannot_be() {
     need_root!();
     let (place, bed) = (Place::new(), Bed::new());
     let cases = [
-        ("run --scheme htb --egress 1mbit -- true", "on another cgroup write scheme"),
-        ("limit add a --cgroup / --scheme htb --egress 1mbit", "on another cgroup write scheme"),
+        ("run --scheme htb --egress 1mbit -- true", "on another cgroup write --scheme"),
+        ("limit add a --cgroup / --scheme htb --egress 1mbit", "on another cgroup write --scheme"),
         ("limit add a --dev eth9 --scheme htb --egress 1mbit", "there is no device `eth9`"),
-        ("limit add a --dev eth0 --scheme htb --egress 1mbit --rto-min 20ms", "has no `rto_min`"),
+        ("limit add a --dev eth0 --scheme htb --egress 1mbit --rto-min 20ms", "has no `rto-min`"),
         ("limit add a --dev eth0 --scheme htb --egress 1mbit --mark 2ms", "has no `mark`; it has"),
         ("limit add a --dev eth0 --scheme edt --egress 1mbit --ecn 2ms", "has no `ecn`"),
         ("limit add a --dev eth0 --scheme htb --egress 1mbit --ecn 9s", "must be below drop"),

@@ -273,7 +273,7 @@ fn root_detach_leaves_nothing() {
     }
     let objects = groups.each_ref().map(Objects::on);
     assert!(objects.iter().all(Objects::is_whole));
-    assert!(place.ok(&["detach", "--dry-run"]).contains("would take off limit `limit-1`"));
+    assert!(place.ok(&["detach", "--dry-run"]).contains("would remove limit `limit-1`"));
     assert_eq!(place.limits(), ["limit-0", "limit-1"]);
     place.ok(&["detach"]);
     assert!(!place.store().exists());

@@ -510,7 +510,7 @@ fn root_what_a_dead_process_left_on_devices_goes_with_detach() {
     ok(&place, &bed, words);
     // Another store's are left alone: its pins are to be seen.
     let other = Place::new();
-    assert!(ok(&other, &bed, "detach").contains("nothing to take off"));
+    assert!(ok(&other, &bed, "detach").contains("nothing to remove"));
     assert!(bed.qdiscs().contains("htb 7467:"), "{}", bed.qdiscs());
     // All that a process keeps goes with it; what is left is on devices.
     std::fs::remove_dir_all(place.store()).unwrap();

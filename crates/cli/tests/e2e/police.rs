@@ -29,7 +29,7 @@ fn root_police_says_what_cannot_be() {
     };
     assert!(add("--mark 1ms").contains("--mark: scheme `police` has no `mark`; it has"));
     assert!(add("--drop 1ms").contains("--drop: scheme `police` has no `drop`"));
-    assert!(add("--rto-min 20ms").contains("scheme `police` has no `rto_min`"));
+    assert!(add("--rto-min 20ms").contains("scheme `police` has no `rto-min`"));
     assert!(add("--burst 0b").contains("--burst: burst 0b is out of range"));
     assert!(add("--loopback").contains("a limit on a device has no loopback traffic"));
     assert!(!place.store().exists());

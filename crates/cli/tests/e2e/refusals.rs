@@ -37,18 +37,18 @@ fn usage_errors_exit_1_and_say_what_to_type() {
         (&["run", "--egress", "1gbit", "--scheme", "htb", "true"], "on another cgroup write"),
         (
             &["run", "--egress", "1gbit", "--scheme", "htb", "--parent", "a", "true"],
-            "on another cgroup write scheme = \"pace\", \"nrm\", ",
+            "on another cgroup write --scheme pace, nrm, edt or police",
         ),
-        (&["run", "--egress", "1gbit", "--scheme", "dem", "true"], "on a cgroup write scheme ="),
-        (&["run", "--egress", "1gbit", "--scheme", "tbf", "true"], "on a cgroup write scheme ="),
+        (&["run", "--egress", "1gbit", "--scheme", "dem", "true"], "on a cgroup write --scheme"),
+        (&["run", "--egress", "1gbit", "--scheme", "tbf", "true"], "on a cgroup write --scheme"),
         (&["run", "--ingress", "1gbit", "--scheme", "edt", "true"], "`edt` limits egress only"),
         (
             &["limit", "add", "a", "--cgroup=x", "--egress", "1gbit", "--scheme", "tbf"],
-            "--scheme: scheme `tbf` works on devices, ports; on a cgroup write scheme =",
+            "--scheme: scheme `tbf` works on devices, ports; on a cgroup write --scheme pace,",
         ),
         (
             &["limit", "add", "a", "--port=x", "--egress", "1gbit", "--scheme", "tbf"],
-            "--egress: on a port, scheme `tbf` limits ingress only; write egress = \"none\", or",
+            "--egress: on a port, scheme `tbf` limits ingress only; write --egress none, or --sch",
         ),
         (&["run", "--egress", "1gbit", "--scheme", "fast", "true"], "--scheme"),
         (&["limit", "add", "a b", "--cgroup", "x", "--egress", "1mbit"], "limit name `a b`"),

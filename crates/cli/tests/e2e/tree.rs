@@ -370,7 +370,7 @@ fn root_a_tree_is_applied_moved_and_taken_off() {
     let only = inside("web", &other, "top", "") + &limit("top", top, "egress = \"100mbit\"");
     let done = apply(&only);
     assert!(
-        done.contains("- site on ") && done.contains("to be put on again with its parent"),
+        done.contains("- site on ") && done.contains("to be reattached with its parent"),
         "{done}"
     );
     let limits = place.json(&["status", "--json"]);
@@ -379,10 +379,7 @@ fn root_a_tree_is_applied_moved_and_taken_off() {
 
     let (code, message) = place.refused(&["limit", "del", "web"]);
     assert_eq!(code, 1);
-    assert!(
-        message.contains("limit `web` is the parent of site; take those off first"),
-        "{message}"
-    );
+    assert!(message.contains("limit `web` is the parent of site; remove those first"), "{message}");
     let last = [top, &other, &far].map(Objects::on);
     place.ok(&["detach"]);
     assert!(!place.store().exists());

@@ -336,7 +336,7 @@ impl fmt::Display for Verdict {
             Verdict::Unlimited => f.write_str("not limited by Tidegate"),
             Verdict::NotEnforced { limit } => write!(
                 f,
-                "not limited by Tidegate: limit `{limit}` is NOT ENFORCED; put it back with `tidegate apply`"
+                "not limited by Tidegate: limit `{limit}` is NOT ENFORCED; reattach it with `tidegate apply`"
             ),
             Verdict::FurtherIn { limit, cgroup } => write!(
                 f,

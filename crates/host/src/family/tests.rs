@@ -50,11 +50,11 @@ fn children_have_the_directions_of_their_parent() {
 
 #[test]
 fn trees_that_are_none() {
-    insta::assert_snapshot!(refusal(&[inside("a", "x", "no", 0)]), @"limit `a`: parent: there is no limit `no`, neither here nor on this host; put it on first, or into the same file");
+    insta::assert_snapshot!(refusal(&[inside("a", "x", "no", 0)]), @"limit `a`: parent: there is no limit `no`, neither here nor on this host; attach it first, or write it into the same file");
     insta::assert_snapshot!(refusal(&[inside("a", "x", "a", 0)]), @"limit `a`: parent: a limit cannot be its own parent; leave this out, or name another limit");
     insta::assert_snapshot!(refusal(&[inside("a", "x", "b", 0), inside("b", "y", "c", 0), inside("c", "z", "b", 0)]), @"limit `a`: parent: `b` in `c` in `b` is a circle; one of them must be the root, without a parent");
     insta::assert_snapshot!(refusal(&[root("a", "x", 9), inside("b", "xy", "a", 0)]), @"limit `b`: parent: `a` is on cgroup `x`, which does not contain cgroup `xy`; the parent of a limit is on the same cgroup or on one above");
-    insta::assert_snapshot!(refusal(&[root("a", "x", 9), inside("c", "x/y/z", "a", 0), inside("b", "x/y", "a", 0)]), @"limit `c`: parent: `b` is on a cgroup between the two; the parent must be `b`: write that, or take the limit off and put it on again");
+    insta::assert_snapshot!(refusal(&[root("a", "x", 9), inside("c", "x/y/z", "a", 0), inside("b", "x/y", "a", 0)]), @"limit `c`: parent: `b` is on a cgroup between the two; the parent must be `b`: write that, or remove the limit and add it again");
     let edt = |member: Member| {
         let options = LimitOptions { scheme: Scheme::Edt, ..member.options };
         Member { options, ..member }

@@ -464,7 +464,7 @@ fn another_parent_is_another_limit() {
     let mut wanted = tree_of("x");
     wanted[0].parent = Some("a".into());
     let refusal = plan(&host.present(), &wanted, false).unwrap_err().to_string();
-    insta::assert_snapshot!(refusal, @"limit `c`: parent: `b` is on a cgroup between the two; the parent must be `b`: write that, or take the limit off and put it on again");
+    insta::assert_snapshot!(refusal, @"limit `c`: parent: `b` is on a cgroup between the two; the parent must be `b`: write that, or remove the limit and add it again");
     wanted[1] = limit("b", "x/b", 5);
     let second = plan(&host.present(), &wanted, false).unwrap();
     assert_eq!(verbs(&second), [("replace", "b"), ("replace", "c")]);
@@ -480,7 +480,7 @@ fn a_parent_that_would_be_pruned_is_missed() {
     let inside = [child("b", "x/b", "a", 100)];
     assert_eq!(verbs(&plan(&host.present(), &inside, false).unwrap()), [("add", "b")]);
     let refusal = plan(&host.present(), &inside, true).unwrap_err().to_string();
-    insta::assert_snapshot!(refusal, @"limit `b`: its parent `a` is in no file, so the agent and `apply --prune` take it off; put it into the file");
+    insta::assert_snapshot!(refusal, @"limit `b`: its parent `a` is in no file, so the agent and `apply --prune` remove it; write it into the file");
 }
 
 #[test]
@@ -562,7 +562,7 @@ fn refusals_say_what_to_do() {
         other_build: None,
     }]);
     let refusal = plan(&host.present(), &two_limits(), false).unwrap_err().to_string();
-    insta::assert_snapshot!(refusal, @"limit `a`: cgroup `x` already has limit `old`, which is not in the file; take that one off with `tidegate limit del old`, or apply with --prune");
+    insta::assert_snapshot!(refusal, @"limit `a`: cgroup `x` already has limit `old`, which is not in the file; remove that one with `tidegate limit del old`, or apply with --prune");
     let same = [limit("a", "x", 1), limit("b", "x", 1)];
     let refusal = plan(&[], &same, false).unwrap_err().to_string();
     insta::assert_snapshot!(refusal, @"limits `a` and `b` are both on cgroup `x`; put both directions in one limit, write one as the parent of the other, or limit a cgroup above or below it");
@@ -578,10 +578,10 @@ fn limits_inside_one_another_are_on_one_cgroup() {
     let present = host.present();
     let refusal = |wanted: &[Wanted]| plan(&present, wanted, false).unwrap_err().to_string();
     insta::assert_snapshot!(refusal(&[child("b", "x", "a", 1), child("d", "x", "a", 1)]), @"limits `b` and `d` are both on cgroup `x`; put both directions in one limit, write one as the parent of the other, or limit a cgroup above or below it");
-    insta::assert_snapshot!(refusal(&[child("d", "x", "a", 1)]), @"limit `d`: cgroup `x` already has limit `b`, which is not in the file; take that one off with `tidegate limit del b`, or apply with --prune");
-    insta::assert_snapshot!(refusal(&[limit("d", "x", 1)]), @"limit `d`: cgroup `x` already has limit `a`, which is not in the file; take that one off with `tidegate limit del a`, or apply with --prune");
+    insta::assert_snapshot!(refusal(&[child("d", "x", "a", 1)]), @"limit `d`: cgroup `x` already has limit `b`, which is not in the file; remove that one with `tidegate limit del b`, or apply with --prune");
+    insta::assert_snapshot!(refusal(&[limit("d", "x", 1)]), @"limit `d`: cgroup `x` already has limit `a`, which is not in the file; remove that one with `tidegate limit del a`, or apply with --prune");
     insta::assert_snapshot!(join(&present, &child("d", "x", "a", 1)).unwrap_err().to_string(), @"limit `d`: parent: `b` is inside `a` on the same cgroup; write one of the two as the parent of the other");
-    insta::assert_snapshot!(refusal(&[child("d", "x/y", "a", 1)]), @"limit `d`: parent: `b` is on a cgroup between the two; the parent must be `b`: write that, or take the limit off and put it on again");
+    insta::assert_snapshot!(refusal(&[child("d", "x/y", "a", 1)]), @"limit `d`: parent: `b` is on a cgroup between the two; the parent must be `b`: write that, or remove the limit and add it again");
     // The tree is turned round.
     let turned = [child("a", "x", "b", 1), child("b", "x", "c", 1), limit("c", "x", 9)];
     let turn = plan(&host.present(), &turned, false).unwrap();

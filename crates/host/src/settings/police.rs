@@ -53,6 +53,25 @@ pub enum PoliceProblem {
     Meter(#[from] MeterError),
 }
 
+impl PoliceProblem {
+    /// The same for a user who wrote flags of the command line.
+    pub(super) fn as_flags(&self) -> String {
+        match self {
+            Self::MatchNeedsADevice => {
+                "a limit for prefixes is on the device or port behind which they are; \
+                                        write --dev or --port, or leave this out"
+                    .to_owned()
+            }
+            Self::NotInXdp => {
+                "XDP polices incoming traffic of a device: write --scheme police, --dev and \
+                               --ingress, and no --match; or leave it out"
+                    .to_owned()
+            }
+            problem => problem.to_string(),
+        }
+    }
+}
+
 /// A meter as written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MeterSetting {

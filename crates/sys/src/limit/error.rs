@@ -64,8 +64,8 @@ pub enum LimitError {
     },
     /// Another XDP program is on the device, which can have one.
     #[error(
-        "device `{device}` has an XDP program already: {holder}; have who put it there take it off (`ip link \
-         set dev {device} xdp off` does if it has no owner), or write hook = \"auto\""
+        "device `{device}` has an XDP program already: {holder}; let its owner remove it (`ip link \
+         set dev {device} xdp off` does if it has none), or write hook = \"auto\""
     )]
     XdpTaken {
         /// The device.
@@ -81,8 +81,8 @@ pub enum LimitError {
     XdpWithoutEthernet(String),
     /// A qdisc that somebody has put on the device.
     #[error(
-        "device `{device}` has a qdisc that somebody put there: `{kind} {handle}`; take it off with `tc \
-         qdisc del dev {device} root`, or say --force to replace it (it will not be put back)"
+        "device `{device}` has a root qdisc of somebody else: `{kind} {handle}`; remove it with `tc qdisc \
+         del dev {device} root`, or say --force to replace it (it is not restored later)"
     )]
     ForeignQdisc {
         /// The device.
@@ -96,7 +96,7 @@ pub enum LimitError {
     #[error(
         "the kernel has no qdisc `{kind}` (CONFIG_NET_SCH_{}); on this device use scheme {}",
         kind.to_uppercase(),
-        list('`', |info| !info.devices.is_empty() && !info.has_qdisc)
+        list("`", |info| !info.devices.is_empty() && !info.has_qdisc)
     )]
     NoQdisc {
         /// Its kind, such as `htb`.
@@ -115,12 +115,12 @@ pub enum LimitError {
     )]
     NoMirred,
     /// A tree is full.
-    #[error("the tree of limits holds its {} limits already; take some off first", SLOTS - 1)]
+    #[error("the tree of limits holds its {} limits already; remove some first", SLOTS - 1)]
     NoSlot,
     /// A scheme whose limits have one scope.
     #[error(
         "scheme `{0}` limits one cgroup or device; limits over several cgroups have {schemes}",
-        schemes = list('`', |info| !info.cgroups.is_empty())
+        schemes = list("`", |info| !info.cgroups.is_empty())
     )]
     NoMembers(Scheme),
     /// A member of a tree that a packet could not name.
@@ -135,9 +135,7 @@ pub enum LimitError {
     #[error(transparent)]
     Net(#[from] NetError),
     /// The qdisc in which packets should wait is not there.
-    #[error(
-        "device {ifindex} has lost the queue of the limit; put it on again with `tidegate apply`"
-    )]
+    #[error("device {ifindex} has lost the queue of the limit; reattach it with `tidegate apply`")]
     NoQueue {
         /// The device.
         ifindex: u32,
@@ -158,7 +156,7 @@ pub enum LimitError {
     NoLengths,
     /// A device has no place for another limit with prefixes.
     #[error(
-        "this device holds its {} limits with prefixes already; take some off first",
+        "this device holds its {} limits with prefixes already; remove some first",
         intf::PLACES
     )]
     NoPlace,

@@ -11,7 +11,7 @@ use crate::bpf::{map_error, name_in, open_map};
 const QUEUES: &str = "parent_queues";
 const SOCKETS: &str = "parent_sockets";
 /// The symbolic link to the parent's number in them, if that shares them with others.
-const PLACE: &str = "parent_place";
+const SLOT: &str = "parent_place";
 
 /// What a child works with of its parent.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl ParentMaps {
             return Ok(None);
         }
         let open = |pin| open_map(dir, pin);
-        let at = name_in(dir, PLACE).and_then(|at| at.parse().ok()).unwrap_or_default();
+        let at = name_in(dir, SLOT).and_then(|at| at.parse().ok()).unwrap_or_default();
         Ok(Some(ParentMaps { queues: open(QUEUES)?, sockets: open(SOCKETS)?, at }))
     }
 
@@ -61,7 +61,7 @@ impl ParentMaps {
 
     /// Writes the parent's number beside the pins.
     pub(crate) fn remember_place(&self, dir: &Path) -> io::Result<()> {
-        if self.at == 0 { Ok(()) } else { symlink(self.at.to_string(), dir.join(PLACE)) }
+        if self.at == 0 { Ok(()) } else { symlink(self.at.to_string(), dir.join(SLOT)) }
     }
 }
 

@@ -32,14 +32,12 @@ pub enum StoreError {
     PrefixTaken { scope: Scope, prefix: Prefix, name: String },
     /// The cgroup or device of a limit has been removed.
     #[error(
-        "the {scope} of limit `{name}` is gone, so nothing is limited; when it is there again, put the limit \
-         back with `tidegate limit restore {name}`"
+        "the {scope} of limit `{name}` is gone, so nothing is limited; when it is there again, reattach the \
+         limit with `tidegate limit restore {name}`"
     )]
     ScopeGone { name: String, scope: Scope },
     /// The programs of the other scheme are others.
-    #[error(
-        "limit `{0}` cannot change to other programs where it is: take it off and put it on again"
-    )]
+    #[error("limit `{0}` cannot change to other programs in place: remove it and add it again")]
     OtherPrograms(String),
     /// There is no such parent.
     #[error("limit `{name}`: there is no limit `{parent}` that could be its parent")]
@@ -79,18 +77,16 @@ pub enum StoreError {
     #[error("limit `{0}`: more than {MAX_DEPTH} limits above each other; take some out")]
     TooDeep(String),
     /// A limit with children.
-    #[error("limit `{name}` is the parent of {}; take those off first", .children.join(", "))]
+    #[error("limit `{name}` is the parent of {}; remove those first", .children.join(", "))]
     HasChildren { name: String, children: Vec<String> },
     /// A limit with a parent that shall have none, or the other way round.
-    #[error(
-        "limit `{0}` cannot get or lose its parent where it is: take it off and put it on again"
-    )]
+    #[error("limit `{0}` cannot get or lose its parent in place: remove it and add it again")]
     OtherParent(String),
     /// Other writers, one or many, have had the store for as long as this one waits.
     #[error("other tidegate commands are still changing the limits in {0}; try again later")]
     Busy(String),
     /// Too many limits.
-    #[error("this host holds its {MAX_LIMITS} limits already; take some off first")]
+    #[error("this host holds its {MAX_LIMITS} limits already; remove some first")]
     Full,
     /// The place for pins is no BPF file system.
     #[error(
@@ -106,7 +102,7 @@ pub enum StoreError {
     )]
     WouldEnd { why: String },
     /// Others than root may change the directory of the limits.
-    #[error("{path} is open to other users ({why}), who could take limits off; type: {fix}")]
+    #[error("{path} is open to other users ({why}), who could remove limits; type: {fix}")]
     Open {
         /// The directory.
         path: String,
@@ -130,12 +126,12 @@ pub enum StoreError {
     /// A limit of a newer version.
     #[error(
         "limit `{name}` was made by tidegate {build}, which is newer than this one; use that version, or \
-         take the limit off with `tidegate limit del {name}`"
+         remove the limit with `tidegate limit del {name}`"
     )]
     Newer { name: String, build: String },
     /// A limit that cannot be read has the cgroup or device.
     #[error(
-        "{scope} already has limit `{name}`, which cannot be read (`tidegate status` says why); take it off \
+        "{scope} already has limit `{name}`, which cannot be read (`tidegate status` says why); remove it \
          with `tidegate limit del {name}`"
     )]
     ScopeUnreadable { scope: Scope, name: String },
@@ -152,8 +148,8 @@ pub enum StoreError {
     },
     /// A limit was taken off for another one, which could not be put on; nor could the earlier one.
     #[error(
-        "{source}; and limit `{name}`, which was taken off for it, could not be put back: {back}; put it on \
-         with `tidegate apply` or `tidegate limit add` once that is mended"
+        "{source}; and limit `{name}`, which was removed for it, could not be put back: {back}; attach it \
+         with `tidegate apply` or `tidegate limit add` once that is fixed"
     )]
     NotPutBack {
         /// The earlier limit.
@@ -165,7 +161,7 @@ pub enum StoreError {
     },
     /// A device has an HTB of ours that is no limit's of this store.
     #[error(
-        "{scope} has an HTB of Tidegate that may be another store's or another container's; take it off \
+        "{scope} has an HTB of Tidegate that may be another store's or another container's; remove it \
          there with `tidegate detach`, or replace it with `tidegate limit add --force`"
     )]
     OtherStore { scope: Scope },
@@ -201,7 +197,7 @@ impl fmt::Display for AsItWas<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             AsItWas(true, name) => {
-                write!(f, "put it on again as it was with `tidegate limit restore {name}`, ")
+                write!(f, "attach it again as it was with `tidegate limit restore {name}`, ")
             }
             AsItWas(false, _) => Ok(()),
         }

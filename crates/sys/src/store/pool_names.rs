@@ -9,9 +9,10 @@ use crate::BUILD;
 pub(super) const POOL_PREFIX: char = '+';
 /// The first word of the names of pools.
 pub(super) const KIND: &str = "cgroups_";
-/// The symbolic links of a limit in a pool. The names are those that earlier versions have written.
+/// The symbolic links of a limit in a pool: to the name of the pool, and to its slot there. Earlier versions
+/// have written these names.
 pub(super) const POOL: &str = "room";
-pub(super) const PLACE: &str = "place";
+pub(super) const POOL_SLOT: &str = "place";
 /// In the directory of a pool, whose programs it runs.
 const POOL_BUILD: &str = "build";
 
@@ -27,14 +28,14 @@ pub(super) fn is_slots(dir: &Path) -> bool {
 /// The slot of the limit in a directory; 0: it has maps of its own.
 pub(super) fn slot_in(dir: &Path) -> u32 {
     let is_pooled = name_in(dir, POOL).is_some_and(|pool| is_slots(Path::new(&pool)));
-    let slot = name_in(dir, PLACE).filter(|_| is_pooled);
+    let slot = name_in(dir, POOL_SLOT).filter(|_| is_pooled);
     slot.and_then(|slot| slot.parse().ok()).unwrap_or_default()
 }
 
 /// Writes down in which slot of which pool the limit in a directory is.
 pub(super) fn note_slot(dir: &Path, pool: &Path, slot: u32) -> Result<(), StoreError> {
     symlink(Path::new(&file_name(pool)), &dir.join(POOL))?;
-    symlink(Path::new(&slot.to_string()), &dir.join(PLACE))
+    symlink(Path::new(&slot.to_string()), &dir.join(POOL_SLOT))
 }
 
 /// Whose programs a pool runs.

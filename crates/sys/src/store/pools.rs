@@ -26,7 +26,7 @@ use tidegate_core::{
 use super::{
     BUILDING, DEV, MAX_LIMITS, PORT, Store, StoreError, io_error, limit_error, name_in,
     pins::{detach_links, pin_each, pin_hooks, pin_maps, remove_pins},
-    pool_names::{PLACE, POOL, POOL_PREFIX, file_name, is_slots, sign_pool},
+    pool_names::{POOL, POOL_PREFIX, POOL_SLOT, file_name, is_slots, sign_pool},
     symlink,
 };
 use crate::{
@@ -96,7 +96,7 @@ impl Store {
             let mark = if matches!(scope, Scope::Port(_)) { PORT } else { DEV };
             symlink(Path::new(scope.name()), &building.join(mark))?;
             symlink(Path::new(dir.file_name().unwrap_or_default()), &building.join(POOL))?;
-            symlink(Path::new(&index.to_string()), &building.join(PLACE))?;
+            symlink(Path::new(&index.to_string()), &building.join(POOL_SLOT))?;
             let done = place.enter(&limit, &options.matched).map_err(refused());
             let done = done.and_then(|()| self.publish(&building, name));
             done.inspect_err(|_| drop(vacate(&place, &maps)))
@@ -193,7 +193,7 @@ impl Store {
     pub(super) fn place_of(&self, name: &str) -> Option<(PathBuf, u32)> {
         let dir = self.root.join(name);
         let pool = self.root.join(name_in(&dir, POOL)?);
-        Some((pool, name_in(&dir, PLACE)?.parse().ok()?))
+        Some((pool, name_in(&dir, POOL_SLOT)?.parse().ok()?))
     }
 
     /// The hooks at which a limit with prefixes no longer is.

@@ -100,7 +100,7 @@ impl Store {
         aside.sort_by_key(|entry| self.depth_of(entry));
         for name in aside.into_iter().map(|name| name.trim_start_matches(ASIDE)) {
             if let Err(e) = self.put_back_with(journal, name) {
-                let why = "was taken off by a command that was killed, and could not be put back";
+                let why = "was removed by a command that was killed, and could not be put back";
                 problems.push(format!("limit `{name}` {why}: {e}"));
             }
         }

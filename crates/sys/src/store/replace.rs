@@ -20,7 +20,7 @@ use super::{
     members::selector_in,
     name_in,
     pins::{open_map, remove_pins},
-    pool_names::{PLACE, POOL},
+    pool_names::{POOL, POOL_SLOT},
     symlink,
 };
 use crate::{
@@ -210,7 +210,7 @@ impl Store {
         let place = self.place_of(&aside);
         self.take_hooks_off(&aside)?;
         // Others may have its place among prefixes, or in a tree, from now on.
-        for link in [POOL, PLACE, ROOT, SLOT] {
+        for link in [POOL, POOL_SLOT, ROOT, SLOT] {
             let _ = fs::remove_file(self.root.join(&aside).join(link));
         }
         if let Some((pool, index)) = place {

@@ -298,7 +298,7 @@ fn limit_rows(
         State::NoMembers => Some("waiting: its selector matches no cgroup"),
         State::ScopeGone => Some("NOT ENFORCED: its cgroup or device is gone"),
         State::Anew => Some("NOT ENFORCED: its cgroup or device was made anew"),
-        State::Detached => Some("NOT ENFORCED: its programs were taken off"),
+        State::Detached => Some("NOT ENFORCED: its programs were removed"),
         State::NoFq => Some("NO FQ: it only drops"),
         State::Broken => Some("BROKEN: it cannot be read"),
     };

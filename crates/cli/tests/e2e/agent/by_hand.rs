@@ -21,7 +21,8 @@ fn root_agent_is_asked_whether_its_limits_are_there() {
     bed.wait_said("a", "in_force");
     let output = bed.tidegate().arg("detach").output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
-    let note = format!("the agent (process {}) puts limits of {}", agent.0.id(), bed.dir.display());
+    let note =
+        format!("the agent (process {}) attaches limits of {}", agent.0.id(), bed.dir.display());
     assert!(output.status.success() && said.contains(&note), "{said}");
     // It would put them back at any moment.
     signal(agent.0.id(), Signal::STOP);

@@ -587,6 +587,6 @@ fn root_plan_by_hand_says_who_knows_pods() {
     let file = place.file("pods.toml", &limit("api", "pod = { namespace = \"prod\" }", LIMIT));
     let said = place.ok(&["plan", file.to_str().unwrap()]);
     let expected =
-        "! api waits: only `tidegate agent --kubernetes` knows which pods are here, and puts it on";
+        "api waits: only `tidegate agent --kubernetes` knows which pods are here, and attaches it";
     assert!(said.contains(expected), "{said}");
 }

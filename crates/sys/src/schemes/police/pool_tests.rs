@@ -66,7 +66,7 @@ fn limit(matched: &str, burst: u64) -> LimitOptions {
     }
 }
 
-/// A limit that has a place in a pool.
+/// A limit that has a slot in a pool.
 fn take(pool: &MapPool, index: u32) -> LimitMaps {
     pool.take(index, &Prefixes::default()).unwrap()
 }
