@@ -82,11 +82,11 @@ pub struct Cli {
 pub enum Verb {
     /// Run one command under a limit
     ///
-    /// Limits the command and everything it starts, whatever they speak. Passes signals on and exits as the
-    /// command does (128+n if signal n ended it, 127 if there is no such command). Nothing is left behind. If
-    /// tidegate itself is killed, the limit comes off and the command goes on without it.
+    /// Limits the command and everything it starts, whatever protocol they use. Passes signals on and exits
+    /// as the command does (128+n if signal n ended it, 127 if there is no such command). Nothing is left
+    /// behind. If tidegate itself is killed, the limit is removed and the command goes on without it.
     ///
-    /// Members of the group `tidegate` need no root: the agent holds the limit (tidegate-agent(1)).
+    /// Members of the group `tidegate` need no root: the agent attaches the limit (tidegate-agent(1)).
     #[command(after_help = "\
 Examples:
   tidegate run --egress 50mbit -- rsync -a /data backup:
@@ -124,9 +124,9 @@ A spec file:
     Nic(NicArgs),
     /// Share limits with other hosts
     ///
-    /// Sets the rates of the limits in the groups of the file, as all their hosts want and use them. The
-    /// limits themselves are put on by `tidegate apply`. SIGHUP (and `apply`) has it read the file again;
-    /// SIGTERM ends it, and its limits fall back to this host's reserved share.
+    /// Divides the rate of each group among its hosts, by what they want and use. `tidegate apply` attaches
+    /// the limits themselves. SIGHUP (and `apply`) has it read the file again; SIGTERM ends it, and its
+    /// limits fall back to this host's reserved share.
     #[command(after_help = "\
 Examples:
   tidegate daemon --new-key 1 | install -m 600 /dev/stdin /etc/tidegate/fleet.keys
@@ -152,10 +152,10 @@ A spec file:
     Daemon(DaemonArgs),
     /// Keep this host's limits as its files say
     ///
-    /// Reads all `*.toml` of a directory as one spec. A limit is put on when its service, user, container or
-    /// program comes, and waits while there is none. One that is wrong does not keep the others away. Files
-    /// that change are read again, also at SIGHUP; an error leaves what is in force. Limits stay when the
-    /// agent ends.
+    /// Reads all `*.toml` of a directory as one spec. Attaches each limit when its service, user, container
+    /// or program appears; until then the limit waits. A wrong limit does not affect the others. Files that
+    /// change are read again, also at SIGHUP; if one has an error, the limits in force stay. Limits stay when
+    /// the agent ends.
     #[command(after_help = "\
 Examples:
   tidegate agent
@@ -179,7 +179,7 @@ A spec file:
     /// The page shows the tree of limits with live rates and an hour of history, the flows of a limit and
     /// what holds them back, and the groups of a fleet. /metrics is for Prometheus. Both are at web.sock in
     /// the run directory, for root and the group `tidegate`, and with --listen at a port. Nothing can be
-    /// changed there. Who connects talks to a process without rights.
+    /// changed there. An unprivileged process serves the connections.
     #[command(after_help = "\
 Examples:
   tidegate web --listen 127.0.0.1:9465                  then open http://127.0.0.1:9465/
@@ -202,10 +202,12 @@ Examples:
     /// Check a spec file; needs no privileges
     #[command(after_help = "Example:\n  tidegate check limits.toml")]
     Check(CheckArgs),
-    /// Print the JSON schema of spec files, for editors and other tools
+    /// Print the JSON schema of spec files
+    ///
+    /// Editors and other tools check and complete spec files with it.
     #[command(after_help = "Example:\n  tidegate schema > spec.schema.json")]
     Schema,
-    /// Show what `apply` would do; exit 3 if it would change anything
+    /// Show what `apply` would change; exit 3 if anything
     #[command(after_help = "\
 Examples:
   tidegate plan limits.toml
@@ -237,8 +239,8 @@ Example:
     /// Say what this host can do for limits, and what to do
     ///
     /// Looks at the kernel, cgroups, privileges, hooks and qdiscs, at who else is attached, and at the
-    /// limits. Each line is ok, a warning, a problem or unknown, with what to do. Changes nothing. What
-    /// needs root to tell is unknown without it. Exits 2 if no limit can work here.
+    /// limits. Each line is ok, a warning, a problem or unknown, with what to do. Changes nothing. Without
+    /// root some checks are unknown. Exits 2 if no limit can work here.
     #[command(after_help = "\
 Examples:
   sudo tidegate doctor
@@ -252,9 +254,9 @@ Examples:
     Monitor(MonitorArgs),
     /// Say what limits a process, a cgroup or a flow
     ///
-    /// Shows the limits of its cgroup and of those above it, also those that a `tidegate run` holds, what
-    /// each did in a short sample, and the TCP sockets that use them, rates in payload. The last line says in
-    /// one sentence what holds it back now.
+    /// Shows the limits of its cgroup and of those above it, also those of a `tidegate run`, what each did in
+    /// a short sample, and the TCP sockets that use them, rates in payload. The last line says in one
+    /// sentence what holds it back now.
     #[command(after_help = "\
 Examples:
   tidegate explain $(pidof rsync)
@@ -262,12 +264,12 @@ Examples:
   tidegate explain 10.0.0.1:41234 10.0.0.2:5201
   tidegate explain --json [::1]:80 | jq -r .places[0].sentence
 
-A number is a process (several are looked at in turn), an address with a port a flow, all else a cgroup
-(/7 is the cgroup `7`).")]
+A number is a process. An address with a port is a flow. Anything else is a cgroup (`/7` is cgroup `7`).
+Several processes are looked at in turn.")]
     Explain(ExplainArgs),
     /// Watch all limits live
     ///
-    /// Limits stand as a tree, those inside others below them. Keys: arrows or j and k select, Enter shows
+    /// Shows limits as a tree, each below its parent. Keys: arrows or j and k select, Enter shows
     /// one limit closely, s sorts, p pauses, + and - change the interval, ? lists them all, q ends.
     #[command(after_help = "Example:\n  tidegate top --interval 500ms")]
     Top(TopArgs),
@@ -292,7 +294,7 @@ Example:
 
 #[derive(Debug, Subcommand)]
 pub enum LimitVerb {
-    /// Install a limit on a service, a container, a cgroup or a device
+    /// Attach a limit to a service, container, cgroup or device
     #[command(
         override_usage = "tidegate limit add [OPTIONS] --SCOPE VALUE NAME",
         after_help = "\
@@ -306,8 +308,8 @@ Examples:
     Add(AddArgs),
     /// Change a limit in place; only what is named changes
     ///
-    /// No packet and no connection is lost. Thresholds that were never given follow the rate; those that were
-    /// given as bytes stay the time that they were. To give a limit another parent, take it off and put it on
+    /// No packet and no connection is lost. Thresholds that were never given follow the rate; thresholds
+    /// given in bytes keep their present duration. To give a limit another parent, remove it and add it
     /// again, or apply a file that says so.
     #[command(after_help = "\
 Examples:
@@ -323,10 +325,9 @@ Examples:
     },
     /// Restore limits that are not in force
     ///
-    /// After an upgrade: limits of an earlier version are replaced by the same limits of this one, where the
-    /// kernel allows it without a moment between. Also limits whose programs somebody took off, or whose
-    /// cgroup or device was removed and is there again; and cgroups join that came after a limit whose
-    /// selector they match.
+    /// Replaces limits of an earlier version by the same limits of this one. Reattaches limits whose programs
+    /// were removed, or whose cgroup or device was recreated. Adds cgroups that match a limit's selector and
+    /// came later. Most limits stay in force meanwhile.
     #[command(after_help = "Example:\n  tidegate limit restore")]
     Restore {
         /// Name of the limit [default: all]
@@ -350,7 +351,7 @@ pub struct RunArgs {
     pub parent: Option<String>,
     #[command(flatten)]
     pub limit: LimitArgs,
-    /// Run the command as this user, in an environment of theirs; `invoker`: who called sudo
+    /// Run the command as this user, with that user's environment; `invoker` is the user who called sudo
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
     /// TCP congestion control for the command, such as `dctcp`
@@ -376,7 +377,7 @@ pub struct AddArgs {
     /// The limit to put this one inside: it shares that limit's rate
     #[arg(long, value_name = "NAME")]
     pub parent: Option<String>,
-    /// Replace a qdisc that is in the way, for good
+    /// Replace an existing root qdisc, also one of another store's limit; it is not restored later
     #[arg(long)]
     pub force: bool,
     /// Also write it to the host's file, so that the agent keeps it
@@ -386,7 +387,7 @@ pub struct AddArgs {
     pub limit: LimitArgs,
 }
 
-/// What a limit is put on: one of these.
+/// The scope of a limit: one of these.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct ScopeArgs {
@@ -405,7 +406,7 @@ pub struct ScopeArgs {
     /// A user, by name or number: all that runs in their slice
     #[arg(long, value_name = "NAME")]
     pub user: Option<String>,
-    /// A container of Docker or Podman; with --persist
+    /// A container of Docker or Podman (needs --persist)
     #[arg(long, value_name = "NAME")]
     pub container: Option<String>,
 }
@@ -446,7 +447,7 @@ pub struct CheckArgs {
 pub struct PlanArgs {
     /// The spec file; `-` reads standard input
     pub file: PathBuf,
-    /// Take off limits that are not in the file, except those of `tidegate-cni`
+    /// Remove limits that are not in the file, except those of `tidegate-cni`
     #[arg(long)]
     pub prune: bool,
     #[command(flatten)]
@@ -467,15 +468,16 @@ fn local_time(text: &str) -> Result<jiff::civil::DateTime, String> {
     if text.parse::<jiff::Timestamp>().is_ok() {
         return Err("schedules are in the host's local time; write it without an offset".to_owned());
     }
-    text.parse().map_err(|e: jiff::Error| e.to_string())
+    text.parse()
+        .map_err(|_| "it is no date with a time; write for example 2026-03-02T09:00".to_owned())
 }
 
 #[derive(Debug, Args)]
 pub struct ApplyArgs {
     #[command(flatten)]
     pub plan: PlanArgs,
-    /// Replace qdiscs that somebody has put on devices, where a scheme needs its own; they will not
-    /// be put back
+    /// Replace existing root qdiscs where a scheme needs its own, also those of another store's limits; they
+    /// are not restored later
     #[arg(long)]
     pub force: bool,
 }
@@ -489,7 +491,7 @@ pub struct LookArgs {
 
 #[derive(Debug, Clone, Copy, Args)]
 pub struct StatusArgs {
-    /// Also say whose packets wait at this moment in the queues of schemes htb, dem and spring
+    /// Also show the flows that have packets in the queue
     #[arg(long)]
     pub flows: bool,
     /// End with 3 if a limit is not in force
@@ -504,7 +506,7 @@ pub struct MonitorArgs {
     /// Time between two lines
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     pub interval: Duration,
-    /// Stop after so many intervals
+    /// Stop after N intervals
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
     /// Print JSON, one object a line
@@ -529,14 +531,14 @@ pub struct ExplainArgs {
 
 #[derive(Debug, Args)]
 pub struct TopArgs {
-    /// Time between two looks
+    /// Time between two refreshes
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = top_interval)]
     pub interval: Duration,
 }
 
 #[derive(Debug, Args)]
 pub struct DetachArgs {
-    /// Only say what would be taken off
+    /// Only list what would be removed
     #[arg(long)]
     pub dry_run: bool,
 }

@@ -11,7 +11,7 @@ pub struct AgentArgs {
     /// The directory of the spec files; all `*.toml` in it
     #[arg(default_value = "/etc/tidegate", value_name = "DIR")]
     pub directory: PathBuf,
-    /// Where Docker and Podman are asked for containers; `*` is a user's number
+    /// Sockets of Docker and Podman; `*` stands for a user id
     #[arg(long = "engine", value_name = "SOCKET", default_values = SOCKETS)]
     pub sockets: Vec<PathBuf>,
     /// Follow the pods of this node of Kubernetes
@@ -26,7 +26,7 @@ pub struct AgentArgs {
     /// Keep to the cgroups below this one
     #[arg(long, value_name = "CGROUP", default_value = "/")]
     pub below: PathBuf,
-    /// How long a new cgroup gets at most 64 KiB if it cannot be decided
+    /// How long a new cgroup may pass only 64 KiB while the agent has not decided its limits
     #[arg(long, value_name = "TIME", default_value = DEADLINE, value_parser = super::interval)]
     pub deadline: Duration,
     /// Members of this group may use `tidegate run`

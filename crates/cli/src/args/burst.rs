@@ -57,7 +57,8 @@ pub struct SizeArgs {
     /// Show this burst size too; may be given several times
     #[arg(long, value_name = "SIZE")]
     pub burst: Vec<Bytes>,
-    /// Also show a UDP source that sends so many bytes at line rate, each so often
+    /// Also show a UDP source that sends this many bytes at line rate once per interval, such as
+    /// 1270000b/100ms
     #[arg(long, value_name = "SIZE/TIME")]
     pub udp: Option<UdpSource>,
     #[command(flatten)]
@@ -74,7 +75,7 @@ pub struct AnalyzeArgs {
     /// Show only flows with this text in their line, such as an address or `:5201`
     #[arg(long, value_name = "TEXT")]
     pub flow: Option<String>,
-    /// Show at most so many flows, those with most losses first
+    /// Show at most N flows, those with most losses first
     #[arg(long, value_name = "N", default_value_t = 10)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub top: u32,
@@ -100,7 +101,7 @@ impl From<Cc> for CongestionControl {
     }
 }
 
-/// So many bytes each so often.
+/// A source that sends `burst` at line rate once per `period`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UdpSource {
     pub burst: Bytes,

@@ -5,17 +5,17 @@ use std::ffi::OsString;
 
 use clap::{
     Arg, ArgAction, ArgMatches, Args, Command, CommandFactory, Error, FromArgMatches,
-    builder::{PossibleValue, PossibleValuesParser},
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
     error::ErrorKind,
 };
 use tidegate_core::{
     Scheme,
-    scheme::{SCHEMES, SchemeInfo},
+    scheme::{SCHEMES, SchemeInfo, Trees},
 };
 use tidegate_host::{
     key::Kind,
     settings::{
-        Patch,
+        Patch, SettingsProblem,
         fields::{FIELDS, Field, find},
     },
 };
@@ -24,6 +24,9 @@ use super::Cli;
 
 /// The flags that a limit on a cgroup never has.
 const DEVICES_ALONE: [&str; 2] = ["match", "hook"];
+
+/// The commands that read neither a store, nor the run directory, nor a socket, nor the host's file.
+const NOTHING_GLOBAL: [&str; 5] = ["burst", "check", "completions", "man", "schema"];
 
 /// What a limit does; every flag may be left out.
 #[derive(Debug)]
@@ -67,10 +70,7 @@ impl Args for LimitArgs {
 
 fn flag(field: &'static Field) -> Arg {
     let key = &field.key;
-    let help = match key.default {
-        "" => key.about.to_owned(),
-        default => format!("{} [default: {default}]", key.about),
-    };
+    let help = help(field, &field.default());
     let schemes = SCHEMES.iter().filter(|info| info.has(key.name)).map(|info| info.name);
     let schemes: Vec<_> = schemes.collect();
     let long_help = match schemes.len() {
@@ -96,6 +96,14 @@ fn flag(field: &'static Field) -> Arg {
     })
 }
 
+/// A line of help.
+fn help(field: &Field, default: &str) -> String {
+    match default {
+        "" => field.key.about.to_owned(),
+        default => format!("{} [default: {default}]", field.key.about),
+    }
+}
+
 /// All schemes, with what help and completions say of them. They offer some.
 fn scheme_names(offers: impl Fn(&SchemeInfo) -> bool) -> PossibleValuesParser {
     let auto = PossibleValue::new("auto").help("the one that fits scope, settings and kernel best");
@@ -107,34 +115,61 @@ fn scheme_names(offers: impl Fn(&SchemeInfo) -> bool) -> PossibleValuesParser {
     PossibleValuesParser::new(std::iter::once(auto).chain(named))
 }
 
-/// The whole command line, for whatever is made from it.
-pub fn table() -> Command {
-    // Its command is in a cgroup.
-    Cli::command().mut_subcommand("run", |run| {
-        run.mut_arg("scheme", |arg| arg.value_parser(scheme_names(|info| !info.cgroups.is_empty())))
+/// The scheme of a `run`, whose command is in a cgroup.
+fn scheme_of_cgroups() -> impl TypedValueParser<Value = String> {
+    scheme_names(is_for_cgroups).try_map(|name| match name.parse::<Scheme>() {
+        Ok(scheme) if !is_for_cgroups(scheme.info()) => {
+            let instead = SCHEMES.iter().filter(|info| is_for_cgroups(info));
+            let instead = instead.map(|info| info.scheme).collect();
+            Err(SettingsProblem::NotOn { scheme, scope: "cgroup", instead }.as_flags())
+        }
+        _ => Ok(name),
     })
 }
 
-/// The command line whose help is for who wrote these arguments.
+fn is_for_cgroups(info: &SchemeInfo) -> bool {
+    !info.cgroups.is_empty()
+}
+
+/// The whole command line, for whatever is made from it.
+pub fn table() -> Command {
+    let table = Cli::command();
+    let globals: Vec<_> =
+        table.get_arguments().filter(|arg| arg.is_global_set()).cloned().collect();
+    // An argument of the command itself takes the place of the global one. It is still read.
+    let hide = |command: Command| command.args(globals.iter().cloned().map(|arg| arg.hide(true)));
+    let table = NOTHING_GLOBAL.iter().fold(table, |table, name| table.mut_subcommand(name, hide));
+    table.mut_subcommand("run", |run| {
+        run.mut_arg("scheme", |arg| arg.value_parser(scheme_of_cgroups()))
+    })
+}
+
+/// The command line whose help fits these arguments.
 pub fn command(arguments: &[OsString]) -> Command {
     let scheme = named_scheme(arguments);
-    let shown = |field: &Field| scheme.map_or(field.common, |s| s.info().has(field.key.name));
-    let of_scheme = |command: Command| {
-        let command = command.mut_args(|arg| match find(arg.get_id().as_str()) {
-            Some(field) => arg.hide(!shown(field)),
-            None => arg,
+    let of = |command: Command, scheme: Option<Scheme>| {
+        let info = scheme.map(Scheme::info);
+        let command = command.mut_args(|arg| match (find(arg.get_id().as_str()), info) {
+            (Some(field), None) => arg.hide(!field.common),
+            (Some(field), Some(info)) => arg
+                .help(help(field, &field.default_of(info.scheme)))
+                .hide(!info.has(field.key.name)),
+            (None, Some(info)) if arg.get_id() == "parent" => arg.hide(info.trees == Trees::None),
+            (None, _) => arg,
         });
-        match scheme.map(Scheme::info) {
+        match info {
             Some(info) => command.after_help(format!("Scheme {}: {}.", info.name, info.about)),
             None => command,
         }
     };
     let of_cgroups = |run: Command| {
-        of_scheme(run).mut_args(|arg| match DEVICES_ALONE.contains(&arg.get_id().as_str()) {
+        let scheme = scheme.filter(|scheme| is_for_cgroups(scheme.info()));
+        of(run, scheme).mut_args(|arg| match DEVICES_ALONE.contains(&arg.get_id().as_str()) {
             true => arg.hide(true),
             false => arg,
         })
     };
+    let of_scheme = |command: Command| of(command, scheme);
     table().mut_subcommand("run", of_cgroups).mut_subcommand("limit", |limit| {
         limit.mut_subcommand("add", of_scheme).mut_subcommand("set", of_scheme)
     })
@@ -168,7 +203,7 @@ mod tests {
     fn help_fits_on_a_screen() {
         for verb in ["run", "limit add", "limit set"] {
             for scheme in ["", " --scheme police", " --scheme nrm", " --scheme=htb"] {
-                let help = help(&format!("tidegate {verb}{scheme} --help"));
+                let help = help(&format!("tidegate {verb} --help{scheme}"));
                 assert!(help.lines().count() <= 40, "{} lines:\n{help}", help.lines().count());
                 assert!(help.lines().all(|line| line.len() <= 100), "{help}");
             }
@@ -199,5 +234,60 @@ mod tests {
         assert!(police.contains("Scheme police: a token bucket"), "{police}");
         let nrm = help("tidegate limit add --scheme=nrm -h");
         assert!(nrm.contains("--pace-ceiling") && nrm.contains("--mark"), "{nrm}");
+    }
+
+    #[test]
+    fn help_of_a_scheme_has_its_own_defaults_and_a_parent_only_in_trees() {
+        let of = |scheme: &str| help(&format!("tidegate limit add --scheme {scheme} --help"));
+        for (scheme, defaults) in [
+            ("pace", ["2ms, ingress 16ms", "4ms, ingress 40ms"]),
+            ("nrm", ["500us", "4ms"]),
+            ("edt", ["2ms", "10ms"]),
+            ("dem", ["10ms", "20ms"]),
+        ] {
+            for default in defaults {
+                let default = format!("[default: {default}]");
+                assert!(of(scheme).contains(&default), "{default} in {}", of(scheme));
+            }
+        }
+        assert!(!of("edt").contains("40ms"), "{}", of("edt"));
+        for info in SCHEMES.iter().filter(|info| info.scheme != Scheme::Carousel) {
+            let has_parent = of(info.name).contains("--parent");
+            assert_eq!(has_parent, info.trees != Trees::None, "{}", info.name);
+        }
+    }
+
+    #[test]
+    fn run_refuses_schemes_that_are_not_for_cgroups_before_it_shows_their_flags() {
+        for info in SCHEMES.iter().filter(|info| info.cgroups.is_empty()) {
+            let refused = help(&format!("tidegate run --scheme {} --help", info.name));
+            assert!(refused.contains("write --scheme pace, nrm, edt or police"), "{refused}");
+        }
+        let common = help("tidegate run --help --scheme htb");
+        assert!(common.contains("--loopback") && !common.contains("--ecn"), "{common}");
+    }
+
+    #[test]
+    fn the_first_line_of_help_fits_into_a_list() {
+        fn check(command: &Command) {
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            let (name, hidden) = (command.get_name(), command.is_hide_set());
+            assert!(hidden || (1..=60).contains(&about.chars().count()), "{name}: {about}");
+            command.get_subcommands().for_each(check);
+        }
+        table().get_subcommands().for_each(check);
+    }
+
+    #[test]
+    fn commands_that_use_nothing_of_the_host_show_no_global_options() {
+        for words in ["check", "schema", "burst size", "burst analyze", "completions", "man"] {
+            let long = help(&format!("tidegate {words} --help"));
+            assert!(!long.contains("--bpffs") && !long.contains("Global options"), "{long}");
+        }
+        assert!(help("tidegate status --help").contains("--bpffs"));
+        let words = ["tidegate", "--bpffs", "/a", "check", "x", "--run-dir", "/b"];
+        let matches = table().try_get_matches_from(words).unwrap();
+        let cli = Cli::from_arg_matches(&matches).unwrap();
+        assert_eq!((cli.bpffs.to_str(), cli.run_dir.to_str()), (Some("/a"), Some("/b")));
     }
 }

@@ -17,7 +17,7 @@ pub struct WebArgs {
 pub struct HistoryArgs {
     /// Name of the limit
     pub name: String,
-    /// Draw it
+    /// Print an SVG chart
     #[arg(long)]
     pub svg: bool,
     #[command(flatten)]

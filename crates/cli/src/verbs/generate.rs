@@ -58,13 +58,12 @@ fn schemes() -> Roff {
     for info in &SCHEMES {
         page.control("SH", [info.name.to_uppercase().as_str()]);
         page.text([roman(format!("Scheme {}: {}. On {}.", info.name, info.about, info.scopes))]);
-        for key in
-            FIELDS.iter().map(|field| &field.key).filter(|key| info.fields.contains(&key.name))
-        {
+        for field in FIELDS.iter().filter(|field| info.fields.contains(&field.key.name)) {
+            let key = &field.key;
             page.control("TP", []);
             let flag = format!("--{}", key.name.replace('_', "-"));
             page.text([bold(flag), roman(" "), italic(key.kind.placeholder())]);
-            let default = match key.default {
+            let default = match field.default_of(info.scheme).as_ref() {
                 "" => String::new(),
                 default => format!(" (default: {default})"),
             };

@@ -40,7 +40,7 @@ fn usage_errors_exit_1_and_say_what_to_type() {
             "on another cgroup write --scheme pace, nrm, edt or police",
         ),
         (&["run", "--egress", "1gbit", "--scheme", "dem", "true"], "on a cgroup write --scheme"),
-        (&["run", "--egress", "1gbit", "--scheme", "tbf", "true"], "on a cgroup write --scheme"),
+        (&["run", "--scheme", "tbf", "--help"], "on a cgroup write --scheme pace, nrm, edt or"),
         (&["run", "--ingress", "1gbit", "--scheme", "edt", "true"], "`edt` limits egress only"),
         (
             &["limit", "add", "a", "--cgroup=x", "--egress", "1gbit", "--scheme", "tbf"],
@@ -51,6 +51,7 @@ fn usage_errors_exit_1_and_say_what_to_type() {
             "--egress: on a port, scheme `tbf` limits ingress only; write --egress none, or --sch",
         ),
         (&["run", "--egress", "1gbit", "--scheme", "fast", "true"], "--scheme"),
+        (&["plan", "a.toml", "--at", "x"], "write for example 2026-03-02T09:00"),
         (&["limit", "add", "a b", "--cgroup", "x", "--egress", "1mbit"], "limit name `a b`"),
         (&["limit", "add", "a", "--cgroup", "", "--egress", "1mbit"], "--cgroup: empty path"),
         (&["limit", "add", "a", "--egress", "1mbit"], "--cgroup"),

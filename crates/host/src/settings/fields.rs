@@ -2,19 +2,22 @@
 //! pages, `plan`, `status`, the JSON schema and the docs' table are made from these rows. Which scheme has
 //! which setting is a column of [`tidegate_core::scheme::SCHEMES`].
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use serde::{Serialize, Serializer};
 
 use tidegate_core::{
-    Nanos, Span,
+    Direction, Nanos, Rate, Scheme, Span,
     class::{MAX_WEIGHT, MIN_WEIGHT},
     exempt::Exempt,
     fair_share::WEIGHT,
     police::{COLOUR_NAMES, MeterText, colour_index},
     prefixes::Prefixes,
     queue_options::VirtualQueueOptions,
+    scheme::{QueueKind, SCHEMES},
+    units::MAX_RATE_BIT_S,
 };
+use tidegate_nic::lane;
 use tidegate_sys::limit::LimitOptions;
 
 use super::{MeterSetting, Patch, RateSetting, SettingsProblem, is_parents};
@@ -25,7 +28,7 @@ use crate::key::{Key, Kind};
 pub struct Field {
     /// Its name, its kind and what is said of it.
     pub key: Key,
-    /// Help shows it also while no scheme is named.
+    /// Help shows it also if no scheme is named.
     pub common: bool,
     set: fn(&mut Patch, &str) -> Result<(), SettingsProblem>,
     asks: fn(&Patch) -> bool,
@@ -99,6 +102,54 @@ impl Field {
     pub fn is_asked(&self, patch: &Patch) -> bool {
         (self.asks)(patch)
     }
+
+    /// The default with a scheme, in words; empty if there is none.
+    #[must_use]
+    pub fn default_of(&self, scheme: Scheme) -> Cow<'static, str> {
+        match (self.key.name, scheme, scheme.queue(Direction::Egress)) {
+            ("burst", _, QueueKind::Bucket) => {
+                "what a CUBIC flow over 20ms needs, 250ms at most".into()
+            }
+            ("mark", Scheme::Carousel, _) => lane::MARK.to_string().into(),
+            ("burst" | "mark" | "drop", ..) => {
+                let of = |direction| span_of(self.key.name, scheme.queue(direction));
+                match Direction::BOTH.map(of) {
+                    [egress, ingress] if egress == ingress => egress.to_string().into(),
+                    [egress, ingress] => format!("{egress}, ingress {ingress}").into(),
+                }
+            }
+            _ => self.key.default.into(),
+        }
+    }
+
+    /// The default with each scheme that has this setting, in words; empty if there is none.
+    #[must_use]
+    pub fn default(&self) -> Cow<'static, str> {
+        let mut groups: Vec<(Vec<&str>, Cow<str>)> = Vec::new();
+        for info in SCHEMES.iter().filter(|info| info.has(self.key.name)) {
+            let default = self.default_of(info.scheme);
+            match groups.iter_mut().find(|(_, of_others)| *of_others == default) {
+                Some((schemes, _)) => schemes.push(info.name),
+                None => groups.push((vec![info.name], default)),
+            }
+        }
+        if groups.len() == 1 {
+            return groups.remove(0).1;
+        }
+        let groups = groups.iter().map(|(schemes, of)| format!("{}: {of}", schemes.join(", ")));
+        groups.collect::<Vec<_>>().join("; ").into()
+    }
+}
+
+/// The default burst or threshold of a queue. At low rates it is longer: some frames at least.
+fn span_of(name: &str, kind: QueueKind) -> Nanos {
+    let fastest = Rate::from_bit_s(MAX_RATE_BIT_S).map(VirtualQueueOptions::new);
+    let queue = fastest.and_then(|queue| VirtualQueueOptions { kind, ..queue }.config().ok());
+    queue.map_or(Nanos(0), |queue| match name {
+        "burst" => queue.burst,
+        "mark" => queue.mark,
+        _ => queue.drop,
+    })
 }
 
 /// How a member of [`Patch`] is set from text, and whether it asks for something: unless it has the value
@@ -173,7 +224,7 @@ pub static IDENTITY: [Key; 7] = [
     Key {
         name: "schedule",
         kind: Kind::Schedule,
-        about: "Other rates at times: the first row that covers the moment holds",
+        about: "Other rates at times: the first row that covers the moment applies",
         example: "schedule = [{ days = \"mon-fri\", from = \"08:00\", to = \"18:00\", egress = \"10mbit\" }]",
         default: "none",
     },
@@ -272,7 +323,7 @@ pub static FIELDS: [Field; 20] = [
             kind: Kind::Span,
             about: "Credit that an idle limit saves up",
             example: "burst = \"1ms\"",
-            default: "1ms; dem, spring: 10ms; police: what a CUBIC flow over 20ms needs, 250ms at most",
+            default: "",
         },
         false,
         member!(burst),
@@ -284,7 +335,7 @@ pub static FIELDS: [Field; 20] = [
             kind: Kind::Span,
             about: "Backlog that slows senders",
             example: "mark = \"0.5ms\"",
-            default: "2ms; ingress: 16ms; nrm: 0.5ms",
+            default: "",
         },
         false,
         member!(mark),
@@ -308,7 +359,7 @@ pub static FIELDS: [Field; 20] = [
             kind: Kind::Span,
             about: "Backlog above which packets are dropped; edt: horizon of departures",
             example: "drop = \"4ms\"",
-            default: "4ms; pace ingress: 40ms; edt: 10ms; qdiscs: 20ms",
+            default: "",
         },
         false,
         member!(drop),
@@ -402,7 +453,7 @@ pub static FIELDS: [Field; 20] = [
         Key {
             name: "exempt",
             kind: Kind::List,
-            about: "Who is not limited, such as 10.0.0.0/8,dscp:ef",
+            about: "Traffic that is not limited, such as 10.0.0.0/8,dscp:ef",
             example: "exempt = [\"10.0.0.0/8\", \"2001:db8::/32\", \"dscp ef\"]",
             default: "none",
         },
@@ -490,8 +541,6 @@ fn prefixes(prefixes: &Prefixes) -> Vec<String> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use tidegate_core::scheme::SCHEMES;
-
     use super::*;
 
     #[test]
@@ -504,5 +553,14 @@ mod tests {
         for field in &FIELDS {
             assert!(SCHEMES.iter().any(|info| info.has(field.key.name)), "{}", field.key.name);
         }
+    }
+
+    #[test]
+    fn defaults_are_those_of_each_scheme() {
+        let default = |name| find(name).unwrap().default();
+        insta::assert_snapshot!(default("burst"), @"pace, nrm, edt, htb, carousel, tbf: 1ms; police: what a CUBIC flow over 20ms needs, 250ms at most; dem, spring: 10ms");
+        insta::assert_snapshot!(default("mark"), @"pace: 2ms, ingress 16ms; nrm: 500us; edt: 2ms; carousel: 1ms");
+        insta::assert_snapshot!(default("drop"), @"pace: 4ms, ingress 40ms; nrm: 4ms; edt: 10ms; htb, dem, spring, tbf: 20ms");
+        assert_eq!((default("weight"), default("egress")), ("100".into(), "".into()));
     }
 }

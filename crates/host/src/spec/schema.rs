@@ -3,6 +3,8 @@
 //! A file that is read is valid by the schema. Not all that is valid is read: bounds of values, and what one
 //! limit says of another, are checked by the reader alone.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value, json};
 use tidegate_core::scheme::SCHEMES;
 
@@ -25,7 +27,8 @@ const SIZE: &str = "^ *([0-9]+\\.?[0-9]*|\\.[0-9]+) *[kmgKMG]?[bB] *$";
 /// The schema of a spec file (JSON Schema, draft 2020-12).
 #[must_use]
 pub fn schema() -> Value {
-    let mut limit = table(fields::keys(), &["name", "scope"]);
+    let default = |key: &Key| fields::find(key.name).map_or(key.default.into(), Field::default);
+    let mut limit = table_with(fields::keys(), &["name", "scope"], default);
     limit["allOf"] =
         SCHEMES.iter().map(|info| refusals(info.name, |field| info.has(field))).collect();
     limit["anyOf"] =
@@ -64,11 +67,19 @@ pub fn schema() -> Value {
 }
 
 fn table<'k>(keys: impl IntoIterator<Item = &'k Key>, required: &[&str]) -> Value {
+    table_with(keys, required, |key| key.default.into())
+}
+
+fn table_with<'k>(
+    keys: impl IntoIterator<Item = &'k Key>,
+    required: &[&str],
+    default: impl Fn(&Key) -> Cow<'static, str>,
+) -> Value {
     let properties: Map<_, _> = keys
         .into_iter()
         .map(|key| {
             let mut value = value(key.kind);
-            value["description"] = match key.default {
+            value["description"] = match default(key).as_ref() {
                 "" => key.about.into(),
                 default => format!("{} [default: {default}]", key.about).into(),
             };

@@ -42,15 +42,16 @@ fn fields_table() -> String {
         "| field | what it sets | default | schemes | example |\n|:--|:--|:--|:--|:--|\n"
             .to_owned();
     for key in fields::keys() {
-        // Who can have a parent has a weight.
+        let Key { name, about, example, .. } = key;
+        // A scheme has parents if it has weights.
         let of = if key.name == "parent" { "weight" } else { key.name };
         let has = SCHEMES.iter().filter(|info| info.has(of)).map(|info| info.name);
         let schemes = match has.clone().count() {
             n if n == SCHEMES.len() || n == 0 => "all".to_owned(),
             _ => has.collect::<Vec<_>>().join(", "),
         };
-        let default = if key.default.is_empty() { "-" } else { key.default };
-        let Key { name, about, example, .. } = key;
+        let default = fields::find(name).map_or(key.default.into(), Field::default);
+        let default = if default.is_empty() { "-" } else { &default };
         text += &format!("| `{name}` | {about} | {default} | {schemes} | `{example}` |\n");
     }
     text
