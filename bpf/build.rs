@@ -59,7 +59,7 @@ pub fn system_headers() -> io::Result<String> {
     Ok(format!("-I/usr/include/{}", String::from_utf8_lossy(&triplet.stdout).trim()))
 }
 
-/// Of the hash FNV-1a, which is the same with every compiler.
+/// The constants of the hash FNV-1a, which is the same with every compiler.
 pub const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
 pub const FNV_PRIME: u64 = 0x100_0000_01b3;
 

@@ -215,7 +215,7 @@ static __always_inline void on_syn_ack(struct __sk_buff *skb, const struct tcp_p
 		flow->syn_mss = syn.mss;
 		if (asked & AC_OWN_SCALES && syn.has_scale)
 			flow->scale = syn.scale;
-		/* Of an older connection between the same two. */
+		/* The sample is of an older connection between the same two. */
 		if (asked & AC_KNOWN) {
 			flow->rtt.sent_ns = 0;
 			flow->sent = packet->ack;
@@ -282,7 +282,7 @@ static __always_inline int on_data(const struct ac_limit *l, struct ac_state *s,
 	return 0;
 }
 
-/* What a packet in the data's direction tells about its connection; 1: drop it. */
+/* Learns about a connection from a packet in the data's direction; 1: drop it. */
 static __always_inline int data(struct __sk_buff *skb, const struct ac_limit *l, struct ac_state *s,
 				__u64 now)
 {

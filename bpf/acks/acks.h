@@ -32,8 +32,8 @@ struct ac_limit {
 	/* Valid until, in ns since boot including suspend; 0: for ever. */
 	__u64 until_ns;
 	/*
-	 * Of AC_THEN, whose rate HTB does not know. Packets that find a larger debt are dropped;
-	 * never 0.
+	 * The longest debt of AC_THEN, whose rate HTB does not know. Packets that find a larger
+	 * debt are dropped; never 0.
 	 */
 	__u64 most_ns;
 	/* enum ac_scheme */
@@ -42,7 +42,8 @@ struct ac_limit {
 };
 
 /*
- * What all flows of a limit share. Written by packets without a lock; a lost update does no harm.
+ * The state that all flows of a limit share. Packets write it without a lock; a lost update does no
+ * harm.
  */
 struct ac_state {
 	/* Every byte that reached the queue. */

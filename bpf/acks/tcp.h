@@ -25,7 +25,7 @@
 
 struct tcp_packet {
 	struct tcp_key key;
-	/* Of the TCP header, from the packet's start. */
+	/* The start of the TCP header, from the packet's start. */
 	__u32 offset;
 	/* Bytes behind the TCP header, by the length of IP. */
 	__u32 payload;
@@ -36,7 +36,7 @@ struct tcp_packet {
 	__u16 flags;
 	__u16 window;
 	__u8 doff;
-	/* Of the IP header. */
+	/* The ECN bits of the IP header. */
 	__u8 ecn;
 };
 

@@ -63,7 +63,7 @@ static inline __attribute__((always_inline)) void wt_turn(const struct wt_conf *
 	if (!debt)
 		return;
 	moved = fs_min(vq_scaled_ns(fs_min(debt, WT_MAX_NS), was, conf->cost), WT_MAX_NS);
-	/* What other CPUs charge meanwhile stays charged. */
+	/* A charge that other CPUs make meanwhile stays. */
 	__sync_fetch_and_add(&account->finish_ns, moved - debt);
 }
 

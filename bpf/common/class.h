@@ -11,7 +11,7 @@
 
 #define CL_MIN_RATE_BIT_S 8000ULL
 #define CL_MAX_SPAN_NS	  512000000000ULL
-/* What a byte costs at 1 bit/s, in 2^-24 ns. */
+/* The cost of a byte at 1 bit/s, in 2^-24 ns. */
 #define CL_ONE_BIT_S_COST (8000000000ULL << VQ_COST_SHIFT)
 
 /* Guarantee, weight and least thresholds of a limit among its siblings. */
@@ -38,7 +38,7 @@ cl_rate(const struct cl_class *class, __u64 ceiling_bit_s, __u64 parent_bit_s, _
 	return fs_max(fs_min(rate, fs_min(ceiling_bit_s, parent_bit_s)), CL_MIN_RATE_BIT_S);
 }
 
-/* What a byte costs at a rate, rounded to the nearest. */
+/* The cost of a byte at a rate, rounded to the nearest. */
 static inline __attribute__((always_inline)) __u64 cl_cost(__u64 bit_s)
 {
 	bit_s = fs_max(bit_s, CL_MIN_RATE_BIT_S);

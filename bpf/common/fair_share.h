@@ -35,7 +35,7 @@
 /* However much is guaranteed, a weight keeps this part (a shift) of what it would have without. */
 #define FS_LEAST_SHIFT 8
 
-/* Those that share a limit: the flows, or classes, that sent data in an epoch. */
+/* The sharers of a limit: the flows, or classes, that sent data in an epoch. */
 struct fs_sharers {
 	__u32 count;
 	/* Weight of all together, and of the lightest. */
@@ -48,7 +48,7 @@ struct fs_sharers {
 /* The observations of one epoch. */
 struct fs_epoch {
 	__u64 elapsed_ns;
-	/* What the virtual queue was charged, in time at the limit's rate. */
+	/* The charge of the virtual queue, in time at the limit's rate. */
 	__u64 charged_ns;
 	/* Backlog of the virtual queue at its end, 0 if it has credit. */
 	__u64 backlog_ns;

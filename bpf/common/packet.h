@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What a program can read of its packet: headers, transport, exact length on the wire. */
+/* The view that a program has of its packet: headers, transport, exact length on the wire. */
 #ifndef TG_PACKET_H
 #define TG_PACKET_H
 

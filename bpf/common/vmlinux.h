@@ -143,7 +143,7 @@ struct sk_buff {
 	unsigned long _skb_refdst;
 };
 
-/* What IP stores in a packet's cb. */
+/* The part of a packet's cb that IP uses. */
 struct inet_skb_parm {
 	__u16 frag_max_size;
 };
@@ -176,7 +176,7 @@ struct inet6_dev {
 	struct ipv6_devconf cnf;
 };
 
-/* What a qdisc stores in a packet's cb. */
+/* The part of a packet's cb that a qdisc uses. */
 struct qdisc_skb_cb {
 	unsigned int pkt_len;
 };

@@ -47,7 +47,7 @@ struct edt_flow {
 	__u32 room_epoch;
 };
 
-/* What all flows of a limit share, as a packet reads it. */
+/* The state that all flows of a limit share, as a packet reads it. */
 struct edt_class {
 	/* When the limit would have sent all that passed. */
 	__u64 finish_ns;
@@ -59,11 +59,11 @@ struct edt_class {
 
 /* Inputs and results for one packet. */
 struct edt_look {
-	/* What it costs its flow. */
+	/* Its cost to its flow. */
 	__u64 cost_ns;
 	/* The finish time of its flow before the packet. */
 	__u64 seen_ns;
-	/* What an idle flow may have saved up. */
+	/* The credit that an idle flow may have saved up. */
 	__u64 burst_ns;
 	/* Earliest departure, whatever its flow says. */
 	__u64 turn_ns;
@@ -75,7 +75,7 @@ struct edt_look {
 	__u32 full;
 };
 
-/* What a packet costs its flow, at the flow's share. */
+/* The cost of a packet to its flow, at the flow's share. */
 static inline __attribute__((always_inline)) __u64 edt_cost_ns(const struct vq_conf *conf,
 							       __u64 share, __u64 bytes)
 {

@@ -36,11 +36,11 @@
 struct gt_counters {
 	/* Cgroups that were made. */
 	__u64 cgroups;
-	/* Those that were not held: `undecided` was full. */
+	/* Cgroups that were not held: `undecided` was full. */
 	__u64 full;
 	/* Events that found the ring full. */
 	__u64 lost;
-	/* Of undecided cgroups before their deadline. */
+	/* Traffic of undecided cgroups before their deadline. */
 	__u64 passed_bytes;
 	__u64 dropped_packets;
 	/* Passed of undecided cgroups after it. */
@@ -52,7 +52,7 @@ struct gt_cgroup {
 	__u64 parent;
 	/* Its deadline by CLOCK_MONOTONIC. 0: it is decided, and waits for one above it. */
 	__u64 until_ns;
-	/* What has passed, of it and of those below it. */
+	/* The bytes that have passed, of it and of those below it. */
 	__u64 bytes;
 };
 

@@ -31,7 +31,7 @@ struct htb_slot {
 	/* 0: packets are not marked. */
 	__u32 mark_bytes;
 	__u32 flags;
-	/* Of its leaf. */
+	/* The backlog of its leaf. */
 	struct tg_backlog backlog;
 };
 

@@ -17,7 +17,7 @@
 
 #define MOST_LEVELS 65536
 
-/* What is to be done. A map and no constant, so that it is loaded once for all cgroups. */
+/* The order to carry out. A map and no constant, so that it is loaded once for all cgroups. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);

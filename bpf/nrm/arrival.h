@@ -16,7 +16,7 @@ struct arrival {
 	__u64 now;
 	/* Set by the verdict on the packet. */
 	struct bounds most;
-	/* What it is charged: in the queue of all traffic, and in that of traffic of no child. */
+	/* Its charge: in the queue of all traffic, and in that of traffic of no child. */
 	__u64 cost_ns;
 	__u64 own_cost_ns;
 	__u32 bytes;

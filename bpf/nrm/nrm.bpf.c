@@ -115,7 +115,7 @@ static __always_inline int is_paced(struct __sk_buff *skb)
 /* The most that it sends at once. */
 #define PACED_BURST_MOST_BYTES 65536
 
-/* What a flow sends at once: its part of TG_BURSTS_US of the limit. */
+/* The bytes that a flow sends at once: its part of TG_BURSTS_US of the limit. */
 static __always_inline __u32 paced_burst_bytes(__u64 rate_bit_s, __u32 flows)
 {
 	__u64 bytes = rate_bit_s / (8 * 1000000 / TG_BURSTS_US) / (flows ? flows : 1);
@@ -357,7 +357,7 @@ __noinline int takes_little(struct __sk_buff *skb, const struct tg_nrm_queue *qu
 		return 0;
 	if (direction == TG_INGRESS && keeps_share(sk, ours, now))
 		return TAKES_FIRST;
-	/* What it took of the queue of its limit, or of that for traffic of no child. */
+	/* The bytes that it took of the queue of its limit, or of that for traffic of no child. */
 	if (up_has_much(ours->sent[direction], queue->common.epoch + 1) ||
 	    up_has_much(ours->sent[direction + TG_OWN], queue->common.epoch + 1))
 		return 0;
@@ -486,7 +486,7 @@ static __always_inline enum vq_verdict judge(struct __sk_buff *skb, struct arriv
 		verdict = judge_unpaced(skb, conf, queue, packet);
 	} else {
 		backlog = *(volatile __u64 *)&queue->common.finish_ns - packet->now;
-		/* What rw_judged_ns subtracts. */
+		/* The time that rw_judged_ns subtracts. */
 		window_ns = packet->windows ? fs_min(queue->rtt_ns, RW_MAX_ROOM_NS) : 0;
 		packet->most.all_ns = conf->drop_ns + window_ns;
 		if (backlog <= (__s64)(conf->mark_ns + window_ns))

@@ -4,8 +4,8 @@
  * waits for a timer: 200 ms or more for data, a second for the first packet of a connection. A
  * packet that passes is not checked.
  *
- * What a remote sender has in flight is not known here. So on ingress only the packets that begin a
- * connection are counted.
+ * The data that a remote sender has in flight is not known here. So on ingress only the packets
+ * that begin a connection are counted.
  */
 #ifndef TG_RISK_H
 #define TG_RISK_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a limit sets on the TCP sockets of its cgroup. Used by the sock_ops program for new
+ * The settings of a limit on the TCP sockets of its cgroup. Used by the sock_ops program for new
  * connections, and by the iterator for existing ones.
  */
 #ifndef TG_SOCKETS_H

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What is set aside of an epoch: what flows take that take less than half of their share, and up to
- * one share for connections that are expected to end soon. The header also gives the allowed
- * backlog of a sender that cannot be paced (UDP, QUIC, raw sockets) where the virtual queue has
- * room for TCP's windows. It is pure; its model, with the reasons, is crates/core/src/unpaced.rs,
- * and a property test compares the two.
+ * The part of an epoch that is set aside: the bytes of flows that take less than half of their
+ * share, and up to one share for connections that are expected to end soon. The header also gives
+ * the allowed backlog of a sender that cannot be paced (UDP, QUIC, raw sockets) where the virtual
+ * queue has room for TCP's windows. It is pure; its model, with the reasons, is
+ * crates/core/src/unpaced.rs, and a property test compares the two.
  */
 #ifndef TG_UNPACED_H
 #define TG_UNPACED_H

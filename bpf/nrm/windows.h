@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What an ingress limit of scheme `pace` sets on the TCP sockets of its cgroup: the receive window.
+ * The receive window that an ingress limit of scheme `pace` sets on the TCP sockets of its cgroup.
  * Used by the sock_ops program, which runs for every packet that a socket builds before its window
  * is chosen, and by the iterator over existing sockets.
  */

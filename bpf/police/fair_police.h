@@ -31,7 +31,7 @@
 #define FP_SETS	     128
 #define FP_SET_SHIFT 57
 #define FP_WAYS	     4
-/* What a turn visits, and the cell of flows without one. */
+/* The cells that a turn visits, and the cell of flows without one. */
 #define FP_CELLS (FP_SETS * FP_WAYS)
 /* The phantom queues may be this many times (a shift) as long as what is left in the bucket. */
 #define FP_ROOM_SHIFT 3
@@ -58,7 +58,7 @@ struct fp_phantom {
  * on the stack it would follow each possible sum.
  */
 struct fp_sum {
-	/* Of this step. */
+	/* The level of this step, and the sum against it. */
 	__u64 level_ns;
 	__u64 ahead_ns;
 	__u64 busy;
@@ -85,7 +85,7 @@ struct fp_table {
 	struct fp_phantom set[FP_SETS][FP_WAYS];
 };
 
-/* What a flow's phantom queue says about a packet. */
+/* The verdict of a flow's phantom queue on a packet. */
 struct fp_fit {
 	struct fp_phantom *phantom;
 	__u64 seen_ns;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What a group of hosts adds to one of its limits: random drops, and byte counts of flows
+ * The additions of a group of hosts to one of its limits: random drops, and byte counts of flows
  * (sample.h). A limit in no group pays for one lookup in `group_of_limit`.
  *
  * Flow counters have two buffers for each direction and CPU. Packets fill the one that user space

@@ -93,7 +93,7 @@ struct {
 	__type(value, __u8);
 } exempts_of_device SEC(".maps");
 
-/* What identifies the limit of a packet. */
+/* The key by which the limit of a packet is found. */
 struct mt_packet {
 	/* The host behind the device. */
 	struct tg_prefix behind;

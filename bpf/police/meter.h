@@ -25,7 +25,7 @@
  *   earned  = what all rates had earned when the new policy came; user space says so
  *   full_ns = since_ns + (missing + burst - old burst) / rate
  *
- * That counts every rate for the time that it was in force, whether a packet came or not. It only
+ * So every rate counts for the time that it was in force, whether a packet came or not. It only
  * ever rounds the debt up, by a few bytes.
  *
  * A packet passes only if `turn` is the same as before the packet was charged. Then its charge came
@@ -140,7 +140,7 @@ static inline __attribute__((always_inline)) int pl_is_kept(const struct pl_poli
 	       *(const volatile __u64 *)&side->committed.rate == policy->committed.rate;
 }
 
-/* What had been used if a bucket is full at `at_ns` of a clock that began to count at `from_ns`. */
+/* The bytes used if a bucket is full at `at_ns` of a clock that began to count at `from_ns`. */
 static inline __attribute__((always_inline)) __u64
 pl_used_bytes(const struct pl_kept *kept, __u64 at_ns, __u64 from_ns, __u64 carry)
 {

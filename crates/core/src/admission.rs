@@ -7,10 +7,10 @@
 //! packet is stored, and no timer of the client runs out.
 //!
 //! **Turns.** Connections begin at the rate at which the limit can carry what they take ([`Turns::ask`]).
-//! What one takes, up to the ten segments, is learnt from those that have ended ([`Turns::ended`]). With `w`
-//! waiting connections and `f` paced flows a turn takes `(w + f) / w` times as long as the limit needs for
-//! one connection, so each of them has the part of a flow. A connection that begins and never comes lowers
-//! the average, so a flood of SYNs does not delay others.
+//! The need of one connection, up to the ten segments, is learnt from those that have ended
+//! ([`Turns::ended`]). With `w` waiting connections and `f` paced flows a turn takes `(w + f) / w` times as
+//! long as the limit needs for one connection, so each of them has the part of a flow. A connection that
+//! begins and never comes lowers the average, so a flood of SYNs does not delay others.
 //!
 //! **The least time.** The kernel keeps an unconfirmed connection for as many times of the timer as it
 //! retries the SYN-ACK, each twice as long as the one before. A client that answers later is refused. So the

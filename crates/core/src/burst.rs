@@ -62,9 +62,9 @@ pub enum Rule {
     Car,
     /// Cisco CAR, extended burst.
     CarExtended,
-    /// What paced flows need to fill the rate.
+    /// The burst that paced flows need to fill the rate.
     Paced,
-    /// What flows need if each window leaves in one piece.
+    /// The burst that flows need if each window leaves in one piece.
     Unpaced,
 }
 

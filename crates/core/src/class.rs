@@ -65,11 +65,11 @@ impl Class {
 /// The least lengths of thresholds in bytes, whatever the rate.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Floors {
-    /// Of the burst.
+    /// The least length of the burst.
     pub burst: Bytes,
-    /// Of the mark threshold.
+    /// The least length of the mark threshold.
     pub mark: Bytes,
-    /// Of the drop threshold.
+    /// The least length of the drop threshold.
     pub drop: Bytes,
 }
 

@@ -90,7 +90,7 @@ pub struct Flow {
     room_epoch: u32,
 }
 
-/// What all flows of a limit share.
+/// The state that all flows of a limit share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Class {
     /// When the limit would have sent all that passed.
@@ -103,7 +103,7 @@ pub struct Class {
     pub share: u64,
 }
 
-/// What a packet costs its flow, at the flow's share.
+/// The cost of a packet to its flow, at the flow's share.
 #[must_use]
 pub fn cost(config: &VirtualQueueConfig, share: u64, bytes: u64) -> Nanos {
     let bytes = bytes.min(u64::from(MAX_PACKET_BYTES));
@@ -228,7 +228,7 @@ impl Limiter {
         }
     }
 
-    /// What all flows share.
+    /// The state that all flows share.
     #[must_use]
     pub fn class(&self) -> &Class {
         &self.class

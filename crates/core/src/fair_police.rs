@@ -115,7 +115,7 @@ impl Phantom {
 /// A flow's slot: a cell of a set, or that of the others.
 type Place = Option<(usize, usize)>;
 
-/// What a flow's phantom queue says about a packet; [charge](FairPolice::charge) it if the bucket takes the
+/// The verdict of a flow's phantom queue on a packet; [charge](FairPolice::charge) it if the bucket takes the
 /// packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
@@ -129,7 +129,7 @@ pub struct Fit {
 /// The sums over the steps of a turn.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Sum {
-    /// Of all phantom queues, each against the level of its step.
+    /// The sum over all phantom queues, each against the level of its step.
     ahead: u64,
     busy: u32,
     /// When the last is empty.

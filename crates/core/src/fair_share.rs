@@ -60,7 +60,7 @@ pub const MAX_SHARE: u64 = ONE * WEIGHT as u64;
 /// However much is guaranteed, a weight keeps at least this part (a shift) of what it would have without.
 const LEAST_SHIFT: u32 = 8;
 
-/// Those that share a limit: the flows, or classes, that sent data in an epoch.
+/// The sharers of a limit: the flows, or classes, that sent data in an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sharers {
     /// How many.

@@ -8,7 +8,7 @@
 //!   flows = sum part * sum part^2 / sum part^3
 //! ```
 //!
-//! That is the sum of their rates divided by the rate of a typical large flow
+//! The count is the sum of their rates divided by the rate of a typical large flow
 //! ([`fleet::flows`](crate::fleet::flows)), without a table: n equal flows count as n, whatever their rate
 //! is, and small flows beside them count by their rates. A flow is counted with its first acknowledgement in
 //! a period, so a period lasts until all have one.
@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// What flows of these rates in bit/s count as, at a limit of 10 Mbit/s, acknowledged every two segments.
+    /// The count of flows with these rates in bit/s, at a limit of 10 Mbit/s, with an ACK for two segments.
     fn counted(rates: &[u64]) -> f64 {
         let config = Config::new(1_250_000, 1514);
         let mut flow_count = FlowCount::default();

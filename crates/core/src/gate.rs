@@ -21,11 +21,11 @@ pub struct Cgroup {
     pub parent: u64,
     /// Its deadline. 0: it is decided, and waits for one above it.
     pub until: Nanos,
-    /// What has passed, of it and of those below it.
+    /// The bytes that have passed, of it and of those below it.
     pub bytes: u64,
 }
 
-/// What becomes of a packet.
+/// The fate of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// It passes: its cgroup is decided.
@@ -76,7 +76,7 @@ mod tests {
         cgroups.iter().map(|(id, parent, until)| (*id, cgroup(*parent, *until))).collect()
     }
 
-    /// What passes of packets of 1000 bytes, one from each of `ids` in turn.
+    /// The bytes that pass of packets of 1000 bytes, one from each of `ids` in turn.
     fn passed(undecided: &mut BTreeMap<u64, Cgroup>, ids: &[u64], now: Nanos) -> u64 {
         let judged = ids.iter().cycle().take(1000).map(|id| judge(undecided, *id, now, 1000));
         judged.filter(|verdict| *verdict == Verdict::Pass).count() as u64 * 1000

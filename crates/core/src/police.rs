@@ -1,4 +1,4 @@
-//! What a policer adds to its bucket: the meter that colours packets, and an action for each colour.
+//! The additions of a policer to its bucket: the meter that colours packets, and an action for each colour.
 //!
 //! The committed rate and burst are the limit's own; a [`MeterOptions`] adds the second bucket of srTCM (RFC
 //! 2697), trTCM (RFC 2698) or RFC 4115 ([`crate::meter`]). Without a meter packets without tokens are red.
@@ -358,7 +358,7 @@ pub enum PolicyError {
     MeterValue {
         /// Its key.
         key: String,
-        /// What is wrong.
+        /// The problem with it.
         problem: ParseError,
     },
     /// Invalid map of colours.

@@ -157,7 +157,7 @@ pub enum PrefixError {
     HostBits {
         /// As written.
         text: String,
-        /// What was probably meant.
+        /// The prefix that was probably meant.
         network: Prefix,
     },
     /// More than the list holds.

@@ -85,7 +85,7 @@ pub struct ReceiveWindow {
     pub last: Nanos,
     /// How far the edge is beyond what was received, in bytes; negative: that was granted early.
     pub credit: i64,
-    /// What had been received then.
+    /// The sequence number up to which data had been received then.
     pub rcv_nxt: u32,
     /// Its debt in bytes when the edge was last moved ([`Self::owes`]).
     pub debt_bytes: u32,

@@ -1,11 +1,11 @@
-//! What a limit applies to.
+//! The scope of a limit: the traffic that it applies to.
 
 use alloc::{borrow::ToOwned, string::String};
 use core::fmt;
 
 use crate::selector::{Selector, SelectorKind};
 
-/// What a limit applies to.
+/// The traffic that a limit applies to.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
     /// The programs of a cgroup: its path below the cgroup mount, empty for the root.
@@ -30,7 +30,7 @@ impl Scope {
         }
     }
 
-    /// What [`kind`](Self::kind) and [`name`](Self::name) say; `None` for another kind.
+    /// The scope with this [`kind`](Self::kind) and [`name`](Self::name); `None` for another kind.
     #[must_use]
     pub fn named(kind: &str, name: &str) -> Option<Scope> {
         Some(match kind {

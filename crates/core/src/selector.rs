@@ -1,9 +1,9 @@
-//! What a limit selects on a host: services, users, containers, programs, whose cgroups come and go.
+//! The selectors of limits on a host: services, users, containers, programs, whose cgroups come and go.
 
 use alloc::{borrow::ToOwned, string::String};
 use core::{fmt, str::FromStr};
 
-/// What a selector looks at.
+/// The property that a selector compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SelectorKind {
     /// The path of a cgroup below the cgroup mount.
@@ -60,9 +60,9 @@ impl SelectorKind {
 /// one letter but `/`, `[...]` one of some letters.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Selector {
-    /// What it looks at.
+    /// The property that it compares.
     pub kind: SelectorKind,
-    /// What it matches.
+    /// The value or pattern that it matches.
     pub value: String,
 }
 

@@ -149,7 +149,7 @@ pub enum Rejected {
 /// A packet whose time has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Departure<T> {
-    /// What was handed in with the packet.
+    /// The handle that came with the packet.
     pub handle: T,
     /// Its flow: the completion is for this one.
     pub flow: FlowId,

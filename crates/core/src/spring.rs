@@ -119,7 +119,7 @@ impl Config {
 pub struct Epoch {
     /// How long it was.
     pub elapsed: Nanos,
-    /// What left the queue, in bytes.
+    /// The bytes that left the queue.
     pub left_bytes: u64,
     /// The smoothed queue, in time at the limit's rate.
     pub backlog: Nanos,

@@ -82,7 +82,7 @@ impl BucketConfig {
     }
 }
 
-/// What a rate in bit/s adds in a time, rounded down by less than three bytes.
+/// The bytes that a rate in bit/s adds in a time, rounded down by less than three bytes.
 #[must_use]
 pub fn earned(bit_s: u64, time: Nanos) -> Bytes {
     let (seconds, rest) = (time.0 / NANOS_PER_SEC, time.0 % NANOS_PER_SEC);

@@ -83,7 +83,7 @@ pub enum ParseError {
     /// An empty text.
     #[error("empty {what}; write for example {example}")]
     Empty {
-        /// What was expected.
+        /// The kind of text that was expected.
         what: &'static str,
         /// A valid example.
         example: &'static str,
@@ -91,7 +91,7 @@ pub enum ParseError {
     /// The number is not a plain decimal.
     #[error("`{text}` does not start with a plain decimal number; write for example {example}")]
     Number {
-        /// What was read.
+        /// The text as it was read.
         text: String,
         /// A valid example.
         example: &'static str,
@@ -99,7 +99,7 @@ pub enum ParseError {
     /// A minus sign.
     #[error("`{text}` is negative; write for example {example}")]
     Negative {
-        /// What was read.
+        /// The text as it was read.
         text: String,
         /// A valid example.
         example: &'static str,
@@ -107,7 +107,7 @@ pub enum ParseError {
     /// A number without a unit.
     #[error("`{text}` has no unit; write for example `{text}{example}` (one of {units})")]
     NoUnit {
-        /// What was read.
+        /// The text as it was read.
         text: String,
         /// A unit that may have been meant.
         example: &'static str,
@@ -117,7 +117,7 @@ pub enum ParseError {
     /// An unknown unit.
     #[error("`{text}`: unknown unit `{unit}`; use one of {units}")]
     UnknownUnit {
-        /// What was read.
+        /// The text as it was read.
         text: String,
         /// The unit in it.
         unit: String,
@@ -130,7 +130,7 @@ pub enum ParseError {
          people; write `{as_bits}` for {bits_word}, or `{as_bytes}` for {bytes_word}"
     )]
     Ambiguous {
-        /// What was read.
+        /// The text as it was read.
         text: String,
         /// The unit in it.
         unit: Box<str>,
@@ -138,15 +138,15 @@ pub enum ParseError {
         bytes_word: &'static str,
         /// The bit reading in words.
         bits_word: &'static str,
-        /// What to type for the bit reading.
+        /// The text to type for the bit reading.
         as_bits: Box<str>,
-        /// What to type for the byte reading.
+        /// The text to type for the byte reading.
         as_bytes: Box<str>,
     },
     /// Zero, or so little that it rounds to zero.
     #[error("`{text}` is zero; write for example {example}")]
     Zero {
-        /// What was read.
+        /// The text as it was read.
         text: String,
         /// A valid example.
         example: &'static str,
@@ -154,7 +154,7 @@ pub enum ParseError {
     /// More than 64 bits hold.
     #[error("`{text}` is too large")]
     TooLarge {
-        /// What was read.
+        /// The text as it was read.
         text: String,
     },
 }

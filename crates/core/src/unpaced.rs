@@ -1,5 +1,5 @@
-//! What is set aside of an epoch in a limit of scheme `pace`: for senders that cannot be paced (UDP, QUIC,
-//! raw sockets), and for flows that want little.
+//! The part of an epoch that a limit of scheme `pace` sets aside: for senders that cannot be paced (UDP,
+//! QUIC, raw sockets), and for flows that want little.
 //!
 //! A flow that takes at least half of its share in an epoch is one of those that share the limit. A flow that
 //! takes less is not counted; what it takes is set aside ([`Sent::takes`]). This is one step of max-min
@@ -50,7 +50,7 @@ pub fn fair(share: u64, epoch: Nanos) -> Nanos {
     Nanos((epoch.min(MAX_EPOCH).0 * (share.min(MAX_SHARE) >> 8)) >> 16)
 }
 
-/// What a sender has sent in an epoch within its share.
+/// The bytes that a sender has sent in an epoch within its share.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Sent {
     /// Which epoch, numbered from one.
@@ -241,8 +241,7 @@ mod tests {
             }
         }
 
-        /// What is set aside for a flow is what it has sent while that is below half of its share, and
-        /// nothing from then on.
+        /// The bytes of a flow are set aside while they are below half of its share, and none from then on.
         #[test]
         fn what_a_small_flow_takes_is_set_aside(
             bit_s in 8_000u64..=100_000_000_000, share in 0..=ONE, epoch in 0u64..1 << 34,

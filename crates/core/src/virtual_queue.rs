@@ -80,11 +80,11 @@ pub struct Packet {
     pub wire_bytes: u32,
     /// Whether its IP header says ECT(0), ECT(1) or CE.
     pub ecn_capable: bool,
-    /// What it carries.
+    /// The transport that it carries.
     pub transport: Transport,
 }
 
-/// What a packet carries, as far as it changes the signal to its sender.
+/// The transport of a packet, as far as it changes the signal to its sender.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
     /// TCP; the sender has other packets in flight or not (always `true` on ingress, where it is unknown).
@@ -145,8 +145,8 @@ pub fn scaled(time: Nanos, from: u64, to: u64) -> Nanos {
     }
 }
 
-/// A backlog at another rate: the same bytes. At a slower rate it grows, but not beyond the `drop` threshold.
-/// That bounds how long old traffic can delay new packets.
+/// A backlog at another rate: the same bytes. At a slower rate it grows, but not beyond the `drop` threshold,
+/// which bounds how long old traffic can delay new packets.
 #[must_use]
 pub fn rescaled(backlog: Nanos, from: u64, to: u64, drop: Nanos) -> Nanos {
     let scaled = scaled(backlog, from, to);

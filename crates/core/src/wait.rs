@@ -39,7 +39,7 @@ pub const MAX_WAIT: Nanos = Nanos(1_000_000_000);
 /// The shaper whose account is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// What a byte costs, in 2^-24 ns.
+    /// The cost of a byte, in 2^-24 ns.
     pub cost: u64,
     /// The credit that it saves up when it is idle.
     pub burst: Nanos,

@@ -30,7 +30,7 @@ fn flow(cc: CongestionControl, rtt_ms: u64) -> Kind {
     Kind { cc, rtt_ms, paced: true }
 }
 
-/// What is looked at, in seconds.
+/// A span of a run that is judged, in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Window {
     from: u64,
@@ -143,7 +143,7 @@ fn unequal_flows_have_equal_parts() {
     insta::assert_snapshot!(table);
 }
 
-/// What slow start loses when it finds the bucket empty does not cost the rate afterwards, over the round trip
+/// The losses of slow start at an empty bucket do not cost the rate afterwards, over the round trip
 /// that the bucket is meant for and below.
 #[test]
 fn one_flow_uses_the_rate_from_the_first_second_on() {

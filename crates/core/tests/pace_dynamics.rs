@@ -57,14 +57,14 @@ enum Event {
 
 struct Flow {
     plan: Plan,
-    /// Of the limit, in 2^-24.
+    /// The share that it has learnt, of the limit, in 2^-24.
     heard: u64,
     epoch: u64,
     /// In each bin.
     bytes: Vec<u64>,
 }
 
-/// What the kernel's program keeps.
+/// The state that the kernel's program keeps.
 #[derive(Default)]
 struct Limiter {
     finish: u64,
@@ -86,7 +86,7 @@ fn cost(bytes: u64) -> u64 {
     bytes * 8_000_000_000 / RATE_BIT_S
 }
 
-/// What a flow with this share sends at once.
+/// The bytes that a flow with this share sends at once.
 fn burst_bytes(share: u64) -> u64 {
     let all = BURSTS.0 * (RATE_BIT_S / 1_000_000) / 8000;
     (all * share / ONE).clamp(BURST_BYTES.0, BURST_BYTES.1)
@@ -229,18 +229,18 @@ fn max_min(wants: &[f64]) -> Vec<f64> {
     wants.iter().map(|want| want.min(level)).collect()
 }
 
-/// What must hold with at most this many flows and round trips: how far shares are from max-min in all, and
+/// The bounds with at most this many flows and round trips: how far shares are from max-min in all, and
 /// the most of the limit over any 100 ms from 200 ms after the last change on.
 const BOUNDED: (usize, u64) = (100, 10_000);
 const ERROR_MOST: f64 = 0.02;
 const OVERSHOOT_MOST: f64 = 1.04;
 
-/// What came of a scenario.
+/// The outcome of a scenario.
 struct Outcome {
     /// Few enough flows, short enough paths.
     bounded: bool,
     line: String,
-    /// Of the last part, against max-min.
+    /// The error of the last part, against max-min.
     error: f64,
     /// The most over any 100 ms from 200 ms after the last change on.
     most_settled: f64,

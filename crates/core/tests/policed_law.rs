@@ -1,6 +1,6 @@
 //! The goodput law of `burst` against TCP flows through a token bucket, packet by packet.
 //!
-//! What was found is printed as a table (`--nocapture`), and the bounds of the error are what is asserted.
+//! The results are printed as a table (`--nocapture`), and the bounds of the error are asserted.
 
 mod policed;
 

@@ -65,7 +65,7 @@ fn every_law_on_every_path() {
     insta::assert_snapshot!(table);
 }
 
-/// What one leaves, the others have, and a queue is not made of it.
+/// Bandwidth that one flow leaves goes to the others, and makes no queue.
 #[test]
 fn what_a_flow_leaves_others_take() {
     let mut plans = greedy(Sender::Deaf, 1000, 4);

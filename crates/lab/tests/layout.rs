@@ -63,6 +63,45 @@ fn files_and_lines_are_short() {
     assert!(long.is_empty(), "{}", long.join("\n"));
 }
 
+/// The words with which no comment may begin: a sentence begins with the thing that it is about.
+const NO_SUBJECTS: [&str; 7] = ["What", "Who", "Whose", "Whom", "Of", "Those", "That"];
+
+/// The text of a line of a comment for readers of the code: in Rust those of items and modules, in C all that
+/// have lines of their own.
+fn comment<'a>(line: &'a str, extension: &str) -> Option<&'a str> {
+    let line = line.trim_start();
+    let text = match extension {
+        "rs" => line.strip_prefix("///").or_else(|| line.strip_prefix("//!")),
+        _ => ["/**", "/*", "*/", "*"].iter().find_map(|mark| line.strip_prefix(mark)),
+    };
+    text.map(|text| text.trim_end_matches("*/").trim())
+}
+
+#[test]
+fn comments_of_the_algorithms_begin_with_their_subject() {
+    let mut found = Vec::new();
+    for path in sources() {
+        let name = path.strip_prefix(root()).unwrap().display().to_string();
+        if !["bpf/", "crates/core/"].iter().any(|folder| name.starts_with(folder)) {
+            continue;
+        }
+        let extension = path.extension().unwrap_or_default().to_string_lossy().into_owned();
+        let text = fs::read_to_string(&path).unwrap();
+        let mut begins = true;
+        for (at, line) in text.lines().enumerate() {
+            let words = comment(line, &extension).filter(|text| !text.is_empty());
+            let is_new = line.trim_start().starts_with("/*");
+            let first = words.and_then(|text| text.split(|c: char| !c.is_alphabetic()).next());
+            if (begins || is_new) && first.is_some_and(|first| NO_SUBJECTS.contains(&first)) {
+                found.push(format!("{name}:{}: {}", at + 1, line.trim()));
+            }
+            begins = words.is_none();
+        }
+    }
+    let list = found.join("\n");
+    assert!(found.is_empty(), "these comments begin with a word that is no subject:\n{list}");
+}
+
 #[test]
 fn the_core_depends_on_nothing_that_needs_a_system() {
     let tree = Command::new(env!("CARGO"))

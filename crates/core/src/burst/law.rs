@@ -7,7 +7,7 @@ use crate::units::Bytes;
 const BETA: f64 = 0.7;
 /// CUBIC's growth in packets/s^3 (RFC 9438).
 const C: f64 = 0.4;
-/// What CUBIC adds each round trip where Reno would be faster: 3 (1 - beta) / (1 + beta).
+/// The increase of CUBIC each round trip where Reno would be faster: 3 (1 - beta) / (1 + beta).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 /// Cycles to compute; the law settles in the first half.
 const CYCLES: u32 = 48;
@@ -19,12 +19,12 @@ const STEPS_MAX: u32 = 20_000;
 const PROBE_EVERY: f64 = 8.0;
 const PROBE: f64 = 0.25;
 
-/// What flows reach, as a share of the policer's rate, 0 to 1.
+/// The goodput of flows, as a share of the policer's rate, 0 to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Goodput {
-    /// Of senders that spread their packets over the round trip (`fq`, BBR, `pace`).
+    /// The senders spread their packets over the round trip (`fq`, BBR, `pace`).
     pub paced: f64,
-    /// Of senders whose window leaves in one piece at line rate: the worst case.
+    /// The window of each sender leaves in one piece at line rate: the worst case.
     pub unpaced: f64,
 }
 

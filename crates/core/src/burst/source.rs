@@ -1,4 +1,4 @@
-//! What a source of regular bursts gets through a policer.
+//! The rate that a source of regular bursts gets through a policer.
 
 use crate::{
     token_bucket::{BucketConfig, BucketError, TokenBucket},

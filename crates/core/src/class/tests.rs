@@ -107,7 +107,7 @@ fn drive(siblings: &[Sibling], epochs: usize) -> (Vec<f64>, f64) {
     (used, highest)
 }
 
-/// What HTB would give: guarantees first, the rest in proportion to the weights among those that want more.
+/// The shares of HTB: guarantees first, the rest in proportion to the weights among those that want more.
 fn ideal(siblings: &[Sibling], target: f64) -> Vec<f64> {
     let at = |level: f64| -> Vec<f64> {
         let rate = |s: &Sibling| {

@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 /// The part of a member that wants nothing, in thousandths of an equal part.
 pub const LEAST_PER_MILLE: u64 = 2;
 
-/// What a member wants.
+/// The demand of a member.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub struct Want {
     /// How many greedy flows; 0 counts as very little.

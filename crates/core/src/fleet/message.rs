@@ -127,7 +127,7 @@ pub struct Account {
     pub given_bit_s: u64,
     /// Taken by the leader in total, in bit/s.
     pub taken_bit_s: u64,
-    /// What the member should hold, in bit/s: it gives back what it has above.
+    /// The capacity that the member should hold, in bit/s: it gives back the rest.
     pub target_bit_s: u64,
 }
 
@@ -155,7 +155,7 @@ pub struct Promise {
     pub poll: bool,
     /// Whether it is promised.
     pub granted: bool,
-    /// What the acceptor had promised before or, if refused, what it has promised.
+    /// The epoch that the acceptor had promised before or, if it refuses, the one that it has promised.
     pub before: Epoch,
 }
 

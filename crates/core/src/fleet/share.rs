@@ -164,7 +164,7 @@ impl ShareOptions {
     }
 }
 
-/// What a member may use, in bit/s.
+/// The rate that a member may use, in bit/s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
     /// Until the end.
@@ -176,7 +176,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// What may be used at `now`, in bit/s.
+    /// The rate that may be used at `now`, in bit/s.
     #[must_use]
     pub fn at(&self, now: Nanos) -> u64 {
         if now < self.until { self.bit_s } else { self.floor_bit_s }
@@ -214,7 +214,7 @@ fn relies_on_promise(body: &Body) -> bool {
     }
 }
 
-/// What a member holds in an epoch.
+/// The capacity that a member holds in an epoch.
 #[derive(Debug, Clone, Copy)]
 struct Holding {
     epoch: Epoch,
@@ -490,7 +490,7 @@ impl Share {
         }
     }
 
-    /// What it holds under a valid lease.
+    /// The capacity that it holds under a valid lease.
     fn usable(&self) -> u64 {
         if self.now < self.until { self.holding.held } else { 0 }
     }

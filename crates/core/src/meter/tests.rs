@@ -206,7 +206,7 @@ proptest! {
         }
     }
 
-    /// What is green keeps to its bucket, what is not red to both.
+    /// Green traffic keeps to its bucket, green and yellow together to both.
     #[test]
     fn never_more_than_its_rates(
         kind in kinds(),

@@ -180,7 +180,7 @@ fn a_late_poller_costs_a_fair_class_no_rate() {
     }
 }
 
-/// Of 200 flows at 64 kbit/s the last packets are due in 38 s, far beyond the wheel's 2: they leave at the
+/// The last packets of 200 flows at 64 kbit/s are due in 38 s, far beyond the wheel's 2: they leave at the
 /// rate nevertheless.
 #[test]
 fn a_fair_class_is_a_hard_limit_beyond_the_horizon() {

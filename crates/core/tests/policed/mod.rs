@@ -16,7 +16,7 @@ use tidegate_core::{
     Bytes, Nanos, Rate, TokenBucket, burst::CongestionControl, token_bucket::BucketConfig,
 };
 
-/// What is simulated.
+/// The case that is simulated.
 #[allow(dead_code, reason = "each of the tests reads some of it")]
 #[derive(Debug, Clone, Copy)]
 pub struct Scene {
@@ -56,7 +56,7 @@ struct Outstanding {
     id: u64,
     seq: u32,
     at: u64,
-    /// What had been delivered when it was sent, and when.
+    /// The bytes that had been delivered when it was sent, and the time of that.
     delivered: u64,
     delivered_at: u64,
 }

@@ -30,7 +30,7 @@ pub enum Sender {
     Dctcp,
 }
 
-/// What acts on the ACKs.
+/// The law that acts on the ACKs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Law {
     Dem(dem::Law),
@@ -97,7 +97,7 @@ struct AcDc {
 }
 
 pub struct Outcome {
-    /// Of the limit, from `from` on.
+    /// The used part of the limit, from `from` on.
     pub used: f64,
     /// Mean of the queue as a time, and what is exceeded by 1 % of the samples; microseconds.
     pub queue_us: f64,
@@ -107,7 +107,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Of the flows that want all.
+    /// Jain's index of the flows that want all.
     pub fn jain(&self, plans: &[Plan]) -> f64 {
         let all: Vec<f64> = self
             .bytes
@@ -327,7 +327,7 @@ impl World {
         flow.allowed = flow.allowed.max(number + said);
     }
 
-    /// What the sender's congestion control does.
+    /// The reaction of the sender's congestion control.
     fn react(&mut self, i: usize, number: u64, newly: u64, ece: bool) {
         let flow = &mut self.flows[i];
         // Whether the window, not what there is to send, holds it.

@@ -73,7 +73,7 @@ impl PushSum {
         (self.mass.weight > 0.0).then(|| self.mass.value / self.mass.weight)
     }
 
-    /// What it holds.
+    /// The mass that it holds.
     #[must_use]
     pub fn mass(&self) -> Mass {
         self.mass

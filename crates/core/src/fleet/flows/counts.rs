@@ -25,7 +25,7 @@ const SET_SHIFT: u32 = u64::BITS - SETS.trailing_zeros();
 /// 2^64 divided by the golden ratio, odd.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// What a flow sent in an interval.
+/// The bytes of a flow in an interval.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct FlowBytes {
     /// A hash of its addresses and ports; 0 is no flow.

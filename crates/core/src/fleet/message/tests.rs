@@ -78,7 +78,7 @@ proptest! {
         prop_assert!(Message::decode(&bytes).is_err());
     }
 
-    /// What is read has no other encoding: it is written as it was read.
+    /// A message that is read has no other encoding: it is written as it was read.
     #[test]
     fn any_bytes_are_refused_or_are_one_message(mut bytes in prop::collection::vec(any::<u8>(), 0..120)) {
         if bytes.len() > 2 {

@@ -21,12 +21,12 @@ pub struct Acceptor {
     pub votes: u32,
 }
 
-/// What an acceptor must not forget.
+/// The promises that an acceptor must not forget.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Saved {
     /// The newest epoch that it promised.
     pub promised: Epoch,
-    /// What it had promised before that.
+    /// The epoch that it had promised before that one.
     pub before: Epoch,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Register {
     /// Its index among the acceptors.
     pub place: usize,
     saved: Saved,
-    /// What of that is stored.
+    /// The promises that are stored.
     stored: Saved,
 }
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::units::Nanos;
 
-/// What a leader stores of a member, as long as the epoch lasts: forgotten totals would count twice.
+/// The account of a member at its leader, as long as the epoch lasts: forgotten totals would count twice.
 #[derive(Debug, Clone, Copy)]
 struct Account {
     incarnation: u64,
@@ -22,7 +22,7 @@ struct Account {
     /// The part of `given` that a message has reported; see [`Share::poll_transmit`].
     announced: u64,
     taken: u64,
-    /// What the member holds, or will when it has taken all that was given.
+    /// The capacity that the member holds, or will hold when it has taken all that was given.
     held: u64,
     want: Want,
     target: u64,
@@ -37,7 +37,7 @@ pub(super) struct Audit {
     began: Nanos,
     /// When the older leases have ended; `None` once all that nobody brought is here.
     end: Option<Nanos>,
-    /// What has been brought in total.
+    /// The capacity that has been brought in total.
     brought: u64,
     accounts: BTreeMap<MemberId, Account>,
     targets: Vec<u64>,
@@ -178,8 +178,8 @@ impl Share {
         Some(Totals { given_bit_s, taken_bit_s, target_bit_s: account.target })
     }
 
-    /// What an answer to `to` may report as given in total. The grant in force covers what was reported
-    /// before. What was given since is reported once the grant without it is in force.
+    /// The total that an answer to `to` may report as given. The grant in force covers the total that was
+    /// reported before. Capacity given since is reported once the grant without it is in force.
     pub(super) fn may_tell(&mut self, to: MemberId, given_bit_s: u64, in_force: bool) -> u64 {
         let Some(account) = self.audit.as_mut().and_then(|a| a.accounts.get_mut(&to)) else {
             return 0;
