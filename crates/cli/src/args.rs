@@ -468,8 +468,7 @@ fn local_time(text: &str) -> Result<jiff::civil::DateTime, String> {
     if text.parse::<jiff::Timestamp>().is_ok() {
         return Err("schedules are in the host's local time; write it without an offset".to_owned());
     }
-    text.parse()
-        .map_err(|_| "it is no date with a time; write for example 2026-03-02T09:00".to_owned())
+    text.parse().map_err(|_| "not a date and time; write for example 2026-03-02T09:00".to_owned())
 }
 
 #[derive(Debug, Args)]

@@ -149,7 +149,7 @@ fn root_cni_limits_a_container_until_it_is_deleted() {
     let mut apply = runtime.host(env!("CARGO_BIN_EXE_tidegate"));
     let refused = apply.args(["apply", "--prune"]).arg(file).output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(said.contains("`tidegate-cni` takes off with its container"), "{said}");
+    assert!(said.contains("`tidegate-cni` removes with its container"), "{said}");
     runtime.ok("CHECK", &asked);
     let traffic = bed.free(&bed.sender, &format!("3 2 0 {RECEIVER}"));
     is_held(&traffic, LIMIT_BIT_S, BURST_BYTES);
