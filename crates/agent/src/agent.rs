@@ -38,6 +38,8 @@ pub const SETTLE: Duration = Duration::from_millis(100);
 pub const SETTLE_MAX: Duration = Duration::from_secs(2);
 /// The shortest time between two scans, so that a flood of cgroups does not fill a CPU.
 pub const SCAN_GAP: Duration = Duration::from_millis(20);
+/// The shortest time between two goals for what children say, for the same reason.
+pub const GOAL_GAP: Duration = Duration::from_millis(20);
 /// Scans where events do not tell of every cgroup.
 pub const RESCAN: Duration = Duration::from_secs(1);
 /// Scans for programs, of which no event tells.
@@ -166,8 +168,10 @@ pub struct Agent {
     read_latest: Option<Duration>,
     scan_due: Option<Duration>,
     scanned: Option<Duration>,
-    /// The goal is to be made anew.
-    dirty: bool,
+    /// When the goal is to be made anew.
+    goal_due: Option<Duration>,
+    /// ... but not before this for what children say.
+    told_due: Duration,
     /// ... and to be applied even if it is the same.
     force: bool,
     looked: Duration,
@@ -211,7 +215,8 @@ impl Agent {
             read_latest: None,
             scan_due: Some(Duration::ZERO),
             scanned: None,
-            dirty: false,
+            goal_due: None,
+            told_due: Duration::ZERO,
             force: true,
             looked: Duration::ZERO,
             checked: Duration::ZERO,
@@ -248,7 +253,7 @@ impl Agent {
                     self.files = Some(files);
                     self.gate_due = true;
                 }
-                self.dirty = true;
+                self.goal_due = Some(now);
             }
             Event::DevicesChanged if self.devices().next().is_none() => {}
             Event::CgroupsChanged | Event::DevicesChanged => {
@@ -266,17 +271,20 @@ impl Agent {
                 let next = every.map(|every| now + every);
                 self.scan_due =
                     self.scan_due.filter(|due| *due > now).into_iter().chain(next).min();
-                self.dirty |= self.world.as_ref() != Some(&world);
+                if self.world.as_ref() != Some(&world) {
+                    self.goal_due = Some(now);
+                }
                 self.decisions.retain(&world);
                 self.world = Some(world);
             }
-            Event::Engine { socket, owner, line } => self.engine(socket, owner, line),
+            Event::Engine { socket, owner, line } => self.engine(socket, owner, line, now),
             Event::EngineGone { socket, owner } => {
                 self.engine_states.remove(&socket);
-                self.engines.remove(&(owner, socket));
-                self.dirty = true;
+                if self.engines.remove(&(owner, socket)).is_some() {
+                    self.told(now);
+                }
             }
-            Event::Pods(line) => self.cluster(line),
+            Event::Pods(line) => self.cluster(line, now),
             Event::Applied(refused) => {
                 let took = now.saturating_sub(self.checked);
                 self.check_after = (took * CHECK_REST).clamp(CHECK, CHECK_MAX);
@@ -310,8 +318,7 @@ impl Agent {
             Event::Gate(report) => {
                 if report.state != self.gate.state {
                     self.decisions.clear();
-                    self.scan_due = Some(now);
-                    self.dirty = true;
+                    (self.scan_due, self.goal_due) = (Some(now), Some(now));
                 }
                 self.gate = report;
             }
@@ -326,60 +333,102 @@ impl Agent {
         }
     }
 
-    fn engine(&mut self, socket: String, owner: Option<u32>, line: Line<Container>) {
+    /// What children say has changed the goal. A child may say much, so goals for it have a gap between them.
+    fn told(&mut self, now: Duration) {
+        if self.goal_due.is_none() {
+            let due = self.told_due.max(now);
+            (self.goal_due, self.told_due) = (Some(due), due + GOAL_GAP);
+        }
+    }
+
+    fn engine(&mut self, socket: String, owner: Option<u32>, line: Line<Container>, now: Duration) {
         // Engines of users take no place of others.
         let of_owner = self.engines.iter().filter(|((other, _), _)| *other == owner);
         let known: usize = of_owner.map(|(_, containers)| containers.len()).sum();
         let containers = self.engines.entry((owner, socket.clone())).or_default();
         let max = if owner.is_some() { USER_CONTAINERS } else { MAX_CONTAINERS };
         let places = max.saturating_sub(known - containers.len());
-        let full = format!("more than {max} containers; the rest is left out");
-        let strange = "lists ids that no container has; they are left out".to_owned();
-        let mut state = "running".to_owned();
-        match line {
-            Line::Asked => state = asked(self.engine_states.get(&socket)),
+        let full = || format!("more than {max} containers; the rest is left out");
+        let strange = || "lists ids that no container has; they are left out".to_owned();
+        // Of what was left out nobody hears again before the next list.
+        let before = self.engine_states.get(&socket);
+        let running = || "running".to_owned();
+        let mut state = before.filter(|state| answers(state)).cloned().unwrap_or_else(running);
+        let changed = match line {
+            Line::Asked => {
+                state = asked(before);
+                false
+            }
             Line::Listed(mut all) => {
                 let listed = all.len();
                 all.retain(|id, _| is_container_id(id));
-                if all.len() < listed {
-                    state = strange;
-                }
-                if all.len() > places {
-                    state = full;
-                }
-                *containers = all.into_iter().take(places).collect();
+                state = match all.len() {
+                    good if good > places => full(),
+                    good if good < listed => strange(),
+                    _ => running(),
+                };
+                let all = all.into_iter().take(places).collect();
+                let changed = *containers != all;
+                *containers = all;
+                changed
             }
-            Line::Changed(id, _) if !is_container_id(&id) => state = strange,
+            Line::Changed(id, _) if !is_container_id(&id) => {
+                state = strange();
+                false
+            }
             Line::Changed(id, container) => {
                 if containers.len() < places || containers.contains_key(&id) {
+                    let changed = containers.get(&id) != Some(&container);
                     containers.insert(id, container);
+                    changed
                 } else {
-                    state = full;
+                    state = full();
+                    false
                 }
             }
-            Line::Gone(id) => drop(containers.remove(&id)),
-            Line::Away(reason) => state = format!("{AWAY}{reason}"),
-        }
+            Line::Gone(id) => containers.remove(&id).is_some(),
+            Line::Away(reason) => {
+                state = format!("{AWAY}{reason}");
+                false
+            }
+        };
         self.engine_states.insert(socket, state);
-        self.dirty = true;
+        if changed {
+            self.told(now);
+        }
     }
 
-    fn cluster(&mut self, line: Line<Pod>) {
+    fn cluster(&mut self, line: Line<Pod>, now: Duration) {
         let mut state = "connected".to_owned();
-        match (line, &mut self.pods) {
-            (Line::Asked, _) => state = asked(Some(&self.cluster_state)),
-            (Line::Away(reason), _) => state = format!("{AWAY}{reason}"),
-            (Line::Listed(all), pods) if all.len() <= MAX_PODS => *pods = Pods::Known(all),
+        let changed = match (line, &mut self.pods) {
+            (Line::Asked, _) => {
+                state = asked(Some(&self.cluster_state));
+                false
+            }
+            (Line::Away(reason), _) => {
+                state = format!("{AWAY}{reason}");
+                false
+            }
+            (Line::Listed(all), pods) if all.len() <= MAX_PODS => {
+                let before = std::mem::replace(pods, Pods::Known(all));
+                before != *pods
+            }
             (Line::Changed(uid, pod), Pods::Known(pods))
                 if pods.len() < MAX_PODS || pods.contains_key(&uid) =>
             {
                 pods.insert(uid, pod);
+                true
             }
-            (Line::Gone(uid), Pods::Known(pods)) => drop(pods.remove(&uid)),
-            _ => state = format!("more than {MAX_PODS} pods; some are left out"),
-        }
+            (Line::Gone(uid), Pods::Known(pods)) => pods.remove(&uid).is_some(),
+            _ => {
+                state = format!("more than {MAX_PODS} pods; some are left out");
+                false
+            }
+        };
         self.cluster_state = state;
-        self.dirty = true;
+        if changed {
+            self.told(now);
+        }
     }
 
     /// What to do next; call again until there is nothing. Each action but `Report` is answered by an event.
@@ -417,8 +466,9 @@ impl Agent {
         let boundary = self.goal.next.is_some_and(|next| next <= wall.timestamp());
         let check = self.checked + self.check_after <= now;
         let retry = self.retry.is_some_and(|(due, _)| due <= now);
-        if self.dirty || boundary || check || retry || self.looked + CLOCK <= now {
-            (self.dirty, self.looked) = (false, now);
+        let due = self.goal_due.is_some_and(|due| due <= now);
+        if due || boundary || check || retry || self.looked + CLOCK <= now {
+            (self.goal_due, self.looked) = (None, now);
             self.reach(check || retry, now, wall);
         }
         if self.decisions.due().is_some_and(|due| due <= now) {
@@ -450,7 +500,9 @@ impl Agent {
         // Nobody asks for it any more.
         let tried = self.moves_refused.len();
         self.moves_refused.retain(|into, _| goal.moves.iter().any(|one| one.into == *into));
-        self.dirty |= self.moves_refused.len() != tried;
+        if self.moves_refused.len() != tried {
+            self.goal_due = Some(now);
+        }
         let mut moves = goal.moves.clone();
         // One that could not be moved is not tried again before something else changes. One that was moved,
         // and has gone back since, is.
@@ -459,7 +511,7 @@ impl Agent {
         if !moves.is_empty() {
             moves.truncate(MOVES_MAX);
             self.moved.extend(moves.iter().cloned());
-            self.dirty = true;
+            self.goal_due = Some(now);
             return self.todo.push_back(Action::Move(moves));
         }
         let same = Goal { next: self.goal.next, moves: self.goal.moves.clone(), ..goal.clone() }
@@ -506,7 +558,8 @@ impl Agent {
         let retry = self.retry.map(|(due, _)| due);
         let looks = [self.checked + self.check_after, self.looked + CLOCK];
         let unknown = self.decisions.due();
-        let due = [self.read_due, self.scan_due, next, retry, unknown, self.report_due];
+        let due =
+            [self.read_due, self.scan_due, self.goal_due, next, retry, unknown, self.report_due];
         let due = due.into_iter().flatten().chain(looks).min();
         due.map_or(CLOCK, |due| due.saturating_sub(now)).min(CLOCK)
     }

@@ -13,10 +13,11 @@ use std::{
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// The longest line.
+/// The longest line. A longer one ends the child.
 pub const LINE_MAX: usize = 16 << 20;
-/// Bytes that are read at once.
-const READ_BYTES: usize = 64 << 10;
+/// Bytes of a child that one turn reads at most, as many as a pipe has. Others get their turn before the rest.
+/// The shortest line has 12 bytes, so lines are bounded, too.
+pub const TURN_BYTES: usize = 64 << 10;
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 
@@ -87,7 +88,7 @@ impl Asker {
         self.child.is_none().then_some(self.due)
     }
 
-    /// The lines that have come. If the child has ended, the last line says why.
+    /// Lines that have come, of at most [`TURN_BYTES`] more. If the child has ended, the last line says why.
     pub fn take<T: DeserializeOwned>(&mut self, now: Duration) -> Vec<Line<T>> {
         let (mut lines, ended) = self.read();
         let is_away = |line: &Line<T>| matches!(line, Line::Away(_));
@@ -95,9 +96,9 @@ impl Asker {
             self.wait = RETRY_MIN;
         }
         self.said_why |= lines.iter().any(is_away);
-        if ended {
+        if let Some(why) = ended {
             if !std::mem::take(&mut self.said_why) {
-                lines.push(Line::Away("its child has ended".to_owned()));
+                lines.push(Line::Away(why));
             }
             self.fails(now);
         }
@@ -123,36 +124,33 @@ impl Asker {
         self.wait = (self.wait * 2).min(RETRY_MAX);
     }
 
-    /// Whole lines that have come, and whether the child is at its end.
-    fn read<T: DeserializeOwned>(&mut self) -> (Vec<Line<T>>, bool) {
-        let Some((_, pipe)) = &mut self.child else { return (Vec::new(), false) };
-        let (mut lines, mut ended) = (Vec::new(), false);
-        let mut buffer = vec![0; READ_BYTES];
-        loop {
-            match pipe.read(&mut buffer) {
-                Ok(0) => {
-                    ended = true;
-                    break;
-                }
-                Ok(n) => self.part.extend_from_slice(&buffer[..n]),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => {
-                    ended = true;
-                    break;
-                }
+    /// Whole lines that have come, and why the child is at its end, if it is.
+    fn read<T: DeserializeOwned>(&mut self) -> (Vec<Line<T>>, Option<String>) {
+        let Some((_, pipe)) = &mut self.child else { return (Vec::new(), None) };
+        // In what was read before there is no whole line.
+        let (mut begin, mut from) = (0, self.part.len());
+        let mut ended = match pipe.take(TURN_BYTES as u64).read_to_end(&mut self.part) {
+            Ok(TURN_BYTES) => None,
+            Ok(_) => Some("its child has ended".to_owned()),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => None,
+            Err(e) => Some(format!("its child cannot be read: {e}")),
+        };
+        let mut lines = Vec::new();
+        while let Some(length) = self.part[from..].iter().position(|byte| *byte == b'\n') {
+            let end = from + length;
+            match serde_json::from_slice(&self.part[begin..end]) {
+                Ok(line) => lines.push(line),
+                Err(e) => return (lines, Some(format!("a line of its child cannot be read: {e}"))),
             }
-            while let Some(end) = self.part.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<_> = self.part.drain(..=end).collect();
-                match serde_json::from_slice(&line) {
-                    Ok(line) => lines.push(line),
-                    Err(_) => return (lines, true),
-                }
-            }
-            if self.part.len() > LINE_MAX {
-                return (lines, true);
-            }
+            (begin, from) = (end + 1, end + 1);
         }
+        self.part.drain(..begin);
+        if self.part.len() > LINE_MAX {
+            let mib = LINE_MAX >> 20;
+            ended = Some(format!("a line of its child has more than {mib} MiB"));
+        }
+        // A long line is rare, and its room is not kept.
+        self.part.shrink_to(TURN_BYTES);
         (lines, ended)
     }
 }
@@ -200,6 +198,74 @@ mod tests {
 
     use super::*;
 
+    /// Waits until a child has said something.
+    fn wait_for_it(asker: &Asker) {
+        let mut fds = [PollFd::from_borrowed_fd(asker.fd().unwrap(), PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 60, tv_nsec: 0 })).unwrap();
+    }
+
+    /// One whose child runs a script.
+    fn running(script: &str) -> Asker {
+        let mut asker = Asker::new(Duration::ZERO);
+        let says = || {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            Ok(command)
+        };
+        assert_eq!(asker.keep::<()>(says, Duration::ZERO), Some(Line::Asked));
+        asker
+    }
+
+    /// Takes turns until a line says that it is away; returns all before, and why.
+    fn until_away(asker: &mut Asker) -> (Vec<Line<()>>, String) {
+        let mut all = Vec::new();
+        loop {
+            wait_for_it(asker);
+            all.extend(asker.take(Duration::ZERO));
+            if let Some(Line::Away(why)) = all.pop_if(|line| matches!(line, Line::Away(_))) {
+                return (all, why);
+            }
+        }
+    }
+
+    /// As where a user's engine writes events without end.
+    #[test]
+    fn a_child_that_floods_gets_its_turns_and_no_more() {
+        let mut asker = running("exec yes '{\"gone\":\"a\"}'");
+        for _ in 0..100 {
+            wait_for_it(&asker);
+            let lines = asker.take::<()>(Duration::ZERO);
+            assert!(lines.len() <= TURN_BYTES / 12, "{}", lines.len());
+            assert!(lines.iter().all(|line| *line == Line::Gone("a".to_owned())));
+            assert!(asker.part.len() <= TURN_BYTES);
+        }
+        asker.end();
+    }
+
+    #[test]
+    fn a_line_may_take_many_turns_and_lines_may_share_one() {
+        let long = 10 * TURN_BYTES;
+        let script = format!(
+            "printf '{{\"gone\":\"a\"}}\\n{{\"gone\":\"'; head -c {long} /dev/zero | tr '\\0' b; \
+             printf '\"}}\\n{{\"gone\":\"c\"}}\\n'"
+        );
+        let (lines, why) = until_away(&mut running(&script));
+        let gone = ["a".to_owned(), "b".repeat(long), "c".to_owned()].map(Line::Gone);
+        assert!(lines == gone, "{} lines", lines.len());
+        assert_eq!(why, "its child has ended");
+    }
+
+    #[test]
+    fn a_line_without_end_and_a_strange_one_end_the_child() {
+        let mut asker = running("exec cat /dev/zero");
+        assert_eq!(until_away(&mut asker).1, "a line of its child has more than 16 MiB");
+        assert!(asker.fd().is_none() && asker.part.is_empty());
+        let (lines, why) =
+            until_away(&mut running("echo '{\"gone\":\"a\"}'; echo hello; exec cat"));
+        assert_eq!(lines, [Line::Gone("a".to_owned())]);
+        assert!(why.starts_with("a line of its child cannot be read: expected"), "{why}");
+    }
+
     #[test]
     fn a_child_that_ends_is_started_less_and_less_often() {
         let mut now = Duration::ZERO;
@@ -222,10 +288,6 @@ mod tests {
         };
         assert_eq!(asker.keep::<()>(says, now), Some(Line::Asked));
         assert_eq!(asker.keep::<()>(ends, now), None, "it runs");
-        let wait_for_it = |asker: &Asker| {
-            let mut fds = [PollFd::from_borrowed_fd(asker.fd().unwrap(), PollFlags::IN)];
-            poll(&mut fds, Some(&Timespec { tv_sec: 60, tv_nsec: 0 })).unwrap();
-        };
         wait_for_it(&asker);
         assert_eq!(asker.take::<()>(now), [Line::Listed(BTreeMap::new())]);
         // Its input ends, and it does.

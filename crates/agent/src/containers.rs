@@ -152,10 +152,14 @@ fn take(part: &mut BytesMut, data: &[u8], changed: &mut BTreeSet<String>) -> Res
         };
         let action = if action.is_empty() { status } else { action };
         let id = if actor.id.is_empty() { id } else { actor.id };
+        // Podman removes pods, networks and volumes, too.
+        if !is_container_id(&id) {
+            continue;
+        }
         if ENDS.contains(&action.as_str()) {
             changed.remove(&id);
             say(&Line::<Container>::Gone(id))?;
-        } else if CHANGES.contains(&action.as_str()) && is_container_id(&id) {
+        } else if CHANGES.contains(&action.as_str()) {
             changed.insert(id);
         }
     }

@@ -71,6 +71,10 @@ impl Bed {
     fn handle(&mut self, event: Event) {
         self.agent.handle(event, self.now);
         self.run();
+        // Goals for what children say may have to wait.
+        if self.agent.goal_due.is_some() {
+            self.pass(GOAL_GAP);
+        }
     }
 
     /// Does all that is to be done now; fails if that has no end.
@@ -337,6 +341,64 @@ fn a_flood_of_cgroups_is_scanned_at_intervals() {
         bed.now += Duration::from_millis(1);
     }
     assert!((45..=52).contains(&scans), "{scans}");
+}
+
+/// A user who serves an engine's socket may say what that user likes.
+#[test]
+fn a_flood_of_lines_that_change_nothing_makes_no_goal() {
+    let mut bed = Bed::new();
+    bed.write("labels = true");
+    let known = ("a".repeat(64), Container::default());
+    bed.handle(engine("s", Some(1000), Line::Listed([known.clone()].into())));
+    for line in [
+        Line::Gone("b".repeat(64)),
+        Line::Gone(String::new()),
+        Line::Changed(known.0, known.1),
+        Line::Changed("a".to_owned(), Container::default()),
+        Line::Asked,
+        Line::Away("refused".to_owned()),
+    ] {
+        bed.agent.handle(engine("s", Some(1000), line.clone()), bed.now);
+        assert_eq!(bed.agent.goal_due, None, "{line:?}");
+    }
+    bed.agent.handle(engine("s", Some(1000), Line::Gone("a".repeat(64))), bed.now);
+    assert!(bed.agent.goal_due.is_some());
+}
+
+#[test]
+fn a_flood_of_changes_makes_goals_at_intervals_and_the_last_one_counts() {
+    let mut bed = Bed::new();
+    bed.cgroups.insert("user.slice/user-1000.slice/libpod-".to_owned() + &"a".repeat(64), 1);
+    bed.write("labels = true");
+    let before = bed.applied;
+    for n in 1..=1000 {
+        let labels = BTreeMap::from([("tidegate.egress".to_owned(), format!("{n}mbit"))]);
+        let web = Container { name: "web".to_owned(), labels };
+        bed.agent.handle(engine("s", Some(1000), Line::Changed("a".repeat(64), web)), bed.now);
+        bed.pass(Duration::from_millis(1));
+    }
+    let applied = bed.applied - before;
+    assert!((45..=52).contains(&applied), "{applied}");
+    bed.pass(GOAL_GAP);
+    assert_eq!(bed.host["container-web"], "1gbit");
+}
+
+/// Nobody hears of them again before the next list.
+#[test]
+fn that_containers_were_left_out_is_said_until_the_next_list() {
+    let mut bed = Bed::new();
+    bed.write("labels = true");
+    let [a, b] = ['a', 'b'].map(|letter| letter.to_string().repeat(64));
+    let strange = ("x".to_owned(), Container::default());
+    let mut state = |line| {
+        bed.handle(engine("s", None, line));
+        bed.report.engines["s"].clone()
+    };
+    let says = "lists ids that no container has; they are left out";
+    assert_eq!(state(Line::Listed([strange].into())), says);
+    assert_eq!(state(Line::Changed(a.clone(), Container::default())), says);
+    assert_eq!(state(Line::Gone(b)), says);
+    assert_eq!(state(Line::Listed([(a, Container::default())].into())), "running");
 }
 
 /// Watches run out.
