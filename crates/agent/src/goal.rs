@@ -313,7 +313,7 @@ impl Builder<'_> {
         }
         if limit.scope.is_device() {
             if self.world.devices.get(limit.scope.name()) == Some(&None) {
-                let reason = absent::missing(&limit.scope);
+                let reason = absent::missing(&limit.scope, &self.world.users);
                 return self.waits(file, limit, reason);
             }
             return self.add(file, limit, Vec::new());
@@ -351,7 +351,7 @@ impl Builder<'_> {
 
     /// Why a limit waits that matches nothing.
     fn missing(&self, scope: &Scope) -> String {
-        let missing = absent::nothing_on(scope);
+        let missing = absent::nothing_on(scope, &self.world.users);
         if !matches!(scope, Scope::Select(selector) if selector.kind == SelectorKind::Pod) {
             // As where systemd has version 1 alone.
             return match self.world.cgroups.keys().all(String::is_empty) {
@@ -364,7 +364,7 @@ impl Builder<'_> {
             };
         }
         match (&self.world.pods, self.world.unknown_pods()) {
-            (Pods::NotAsked, _) => absent::missing(scope),
+            (Pods::NotAsked, _) => absent::missing(scope, &self.world.users),
             (Pods::NotListed, _) => {
                 "the API server has not listed the pods of this node yet".to_owned()
             }

@@ -8,9 +8,7 @@ use tidegate_host::{
     spec::Spec,
     world::{MAX_PROGRAMS, Program, World},
 };
-use tidegate_sys::{cgroup::Hierarchy, net::Netlink, store::contains};
-
-const PASSWD: &str = "/etc/passwd";
+use tidegate_sys::{cgroup::Hierarchy, names, net::Netlink, store::contains};
 
 /// Paths of cgroups, each with its id.
 pub type Cgroups = BTreeMap<String, u64>;
@@ -27,7 +25,7 @@ pub fn scan(hierarchy: &Hierarchy, top: &str, programs: bool, before: &Cgroups) 
     World {
         cgroups,
         has_more: !whole,
-        users: users(&fs::read_to_string(PASSWD).unwrap_or_default()),
+        users: names::users(),
         programs: if programs { self::programs(top) } else { Vec::new() },
         ..World::default()
     }
@@ -79,15 +77,6 @@ pub fn zone_problem() -> Option<String> {
     Some(format!("the time zone of this host cannot be read, so schedules are in UTC: {error}"))
 }
 
-/// Numbers of users by their names. Users that no file has are known by number alone.
-fn users(passwd: &str) -> BTreeMap<String, u32> {
-    let line = |line: &str| {
-        let mut parts = line.split(':');
-        Some((parts.next()?.to_owned(), parts.nth(1)?.parse().ok()?))
-    };
-    passwd.lines().filter_map(line).collect()
-}
-
 /// The processes at and below a cgroup that execute a file; threads of the kernel do not.
 fn programs(top: &str) -> Vec<Program> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -110,12 +99,6 @@ fn program(pid: u32) -> Option<Program> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn users_are_read_with_their_numbers() {
-        let users = users("root:x:0:0:root:/root:/bin/sh\nanna:x:1000:1000::/:/bin/sh\nbroken\n");
-        assert_eq!(users, BTreeMap::from([("root".into(), 0), ("anna".into(), 1000)]));
-    }
 
     #[test]
     fn cgroups_that_are_left_out_are_known_while_they_exist() {

@@ -19,6 +19,7 @@ use tidegate_host::{
     status::{LimitStatus, hold_ceilings},
 };
 use tidegate_sys::{
+    names,
     schemes::ends_leases,
     store::{Listing, StoreError, Waiting},
 };
@@ -276,9 +277,10 @@ impl HostStatus {
             kept.is_some_and(|limit| limit.state == LimitState::Refused)
         };
         let (mut waiting, mut required) = (Vec::new(), Vec::new());
+        let users = names::users();
         let waits = self.waiting.iter().filter(|waits| !is_refused(&waits.name));
         for Waiting { name, scope, required: is_required } in waits {
-            let missing = || absent::missing(scope);
+            let missing = || absent::missing(scope, &users);
             let line = match keeps.and_then(|agent| agent.limit(name)) {
                 Some(LimitReport { reason, .. }) => {
                     let why = reason.clone().unwrap_or_else(missing);
@@ -298,7 +300,7 @@ impl HostStatus {
             let line = match state {
                 State::NoMembers if is_refused(name) => continue,
                 State::NoMembers if outside.is_empty() => {
-                    format!("limit `{name}` waits: {}", absent::nothing_on(scope))
+                    format!("limit `{name}` waits: {}", absent::nothing_on(scope, &users))
                 }
                 State::ScopeGone if !is_required(name, true) => {
                     format!("limit `{name}` waits: {scope} is gone")

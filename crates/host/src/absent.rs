@@ -8,7 +8,10 @@ use std::collections::BTreeSet;
 use tidegate_core::{Scope, Selector, SelectorKind};
 use tidegate_sys::{cgroup::CgroupError, fq::FqError};
 
-use crate::plan::{Present, Wanted, parts};
+use crate::{
+    plan::{Present, Wanted, parts},
+    world::Users,
+};
 
 /// What a limit is to be put on does not exist.
 #[derive(Debug, thiserror::Error)]
@@ -47,9 +50,9 @@ pub fn is_for_the_agent(scope: &Scope) -> bool {
     matches!(scope, Scope::Select(Selector { kind: Container | Labels | Pod, .. }))
 }
 
-/// Why a limit waits whose scope matches nothing.
+/// Why a limit waits whose scope matches nothing, where these are the users.
 #[must_use]
-pub fn missing(scope: &Scope) -> String {
+pub fn missing(scope: &Scope, users: &Users) -> String {
     match scope {
         Scope::Select(Selector { kind: SelectorKind::Pod, .. }) => {
             "only `tidegate agent --kubernetes` knows which pods are here".to_owned()
@@ -57,15 +60,21 @@ pub fn missing(scope: &Scope) -> String {
         scope if is_for_the_agent(scope) => {
             "only `tidegate agent` knows which containers are here".to_owned()
         }
-        scope => nothing_on(scope),
+        scope => nothing_on(scope, users),
     }
 }
 
-/// That a scope matches nothing. A user that is not logged in exists, as a unit that is stopped does.
+/// That a scope matches nothing. A user that is not logged in exists, as a unit that is stopped does. One that
+/// `/etc/passwd` does not have, such as a user of LDAP, is known by number alone.
 #[must_use]
-pub fn nothing_on(scope: &Scope) -> String {
+pub fn nothing_on(scope: &Scope, users: &Users) -> String {
     use SelectorKind::{Container, Exe, Labels, Slice, Unit, User};
     match scope {
+        Scope::Select(Selector { kind: User, value })
+            if value.parse::<u32>().is_err() && !users.contains_key(value) =>
+        {
+            format!("no {scope} in /etc/passwd; write the number (`id -u {value}`)")
+        }
         Scope::Select(Selector { kind: User, .. }) => format!("nobody is logged in as {scope}"),
         Scope::Select(Selector { kind: Unit | Slice | Container | Labels | Exe, .. }) => {
             format!("no {scope} runs")
@@ -166,8 +175,13 @@ mod tests {
 
     #[test]
     fn what_waits_says_what_is_true() {
+        let users = Users::from([("root".to_owned(), 0)]);
+        let nothing_on = |scope: &Scope| nothing_on(scope, &users);
         let said = |kind, name| nothing_on(&crate::spec::scope_of(kind, name).unwrap());
         assert_eq!(said("user", "root"), "nobody is logged in as user `root`");
+        assert_eq!(said("user", "1000"), "nobody is logged in as user `1000`");
+        let unknown = "no user `anna` in /etc/passwd; write the number (`id -u anna`)";
+        assert_eq!(said("user", "anna"), unknown);
         assert_eq!(said("unit", "a.service"), "no unit `a.service` runs");
         assert_eq!(said("cgroup", "a/*"), "there is no cgroup `a/*`");
         let pod = |selector: &str| nothing_on(&Scope::Select(selector.parse().unwrap()));

@@ -55,11 +55,13 @@ pub struct World {
     /// Running processes; read only if a selector asks for programs.
     pub programs: Vec<Program>,
     pub pods: Pods,
-    /// Numbers of users by name.
-    pub users: BTreeMap<String, u32>,
+    pub users: Users,
     /// The devices that were looked for, by name; `None`: there is none.
     pub devices: BTreeMap<String, Option<u32>>,
 }
+
+/// Numbers of users by name, as `/etc/passwd` has them.
+pub type Users = BTreeMap<String, u32>;
 
 /// The user whose engine runs a container (`None`: it is the host's), and the id that this engine tells. Such
 /// a user's container is looked for in the user's slice alone.

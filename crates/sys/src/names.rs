@@ -4,6 +4,7 @@
 //! of the host, which were made for another C library. What it has built in, files and DNS, needs no module.
 
 use std::{
+    collections::BTreeMap,
     ffi::{CStr, CString, OsStr, OsString},
     io,
     mem::MaybeUninit,
@@ -132,23 +133,33 @@ fn groups(name: *const libc::c_char, gid: u32) -> io::Result<Vec<u32>> {
 /// The number of a group in `/etc/group`; `None` if there is none of this name.
 #[must_use]
 pub fn group(name: &str) -> Option<u32> {
-    all_groups().find_map(|(is, gid)| (is == name).then_some(gid))
+    numbers(&read("/etc/group")).find_map(|(is, gid)| (is == name).then_some(gid))
 }
 
 /// The name of a group in `/etc/group`; `None` if none has this number.
 #[must_use]
 pub fn group_name(gid: u32) -> Option<String> {
-    all_groups().find_map(|(name, is)| (is == gid).then_some(name))
+    let name = |(name, is): (&str, u32)| (is == gid).then(|| name.to_owned());
+    numbers(&read("/etc/group")).find_map(name)
 }
 
-/// Names and numbers of `/etc/group`.
-fn all_groups() -> impl Iterator<Item = (String, u32)> {
-    let text = std::fs::read_to_string("/etc/group").unwrap_or_default();
-    let group = |line: &str| {
+/// The numbers of the users in `/etc/passwd`, by name. Others are known by number alone.
+#[must_use]
+pub fn users() -> BTreeMap<String, u32> {
+    let users = read("/etc/passwd");
+    numbers(&users).map(|(name, uid)| (name.to_owned(), uid)).collect()
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// Names and numbers of `/etc/passwd` or `/etc/group`.
+fn numbers(text: &str) -> impl Iterator<Item = (&str, u32)> {
+    text.lines().filter_map(|line| {
         let mut fields = line.split(':');
-        Some((fields.next()?.to_owned(), fields.nth(1)?.parse().ok()?))
-    };
-    text.lines().filter_map(group).collect::<Vec<_>>().into_iter()
+        Some((fields.next()?, fields.nth(1)?.parse().ok()?))
+    })
 }
 
 #[cfg(test)]
@@ -162,5 +173,12 @@ mod tests {
         assert_eq!(user_of(0).unwrap().unwrap(), root);
         assert_eq!(user("no such user").unwrap(), None);
         assert_eq!(user("\0").unwrap(), None);
+    }
+
+    #[test]
+    fn lines_that_have_no_number_are_left_out() {
+        let text = "root:x:0:0:root:/root:/bin/sh\nanna:x:1000:1000::/:/bin/sh\nbroken\n";
+        assert_eq!(numbers(text).collect::<Vec<_>>(), [("root", 0), ("anna", 1000)]);
+        assert_eq!(users()["root"], 0);
     }
 }

@@ -382,6 +382,19 @@ fn the_limits_of_each_match_are_off_with_their_schedule() {
 }
 
 #[test]
+fn a_user_that_is_not_known_by_name_is_said() {
+    let text = limit("a", "user = \"anna\"", RATE);
+    let mut world = world(&["user.slice/user-1000.slice"]);
+    let reason = "no user `anna` in /etc/passwd; write the number (`id -u anna`)";
+    assert_eq!(states(&goal(&files(&[&text]), &world, &now())), [format!("a waiting: {reason}")]);
+    world.users.insert("anna".to_owned(), 1001);
+    let reason = "nobody is logged in as user `anna`";
+    assert_eq!(states(&goal(&files(&[&text]), &world, &now())), [format!("a waiting: {reason}")]);
+    world.users.insert("anna".to_owned(), 1000);
+    assert_eq!(states(&goal(&files(&[&text]), &world, &now())), ["a in force"]);
+}
+
+#[test]
 fn programs_are_moved_next_to_where_they_are_and_stay_there() {
     use tidegate_host::world::Program;
     let program = |pid, cgroup: &str| Program {

@@ -31,7 +31,7 @@ use tidegate_host::{
     world::is_pattern,
 };
 use tidegate_sys::{
-    features,
+    features, names,
     store::{self, StoreError},
 };
 
@@ -90,14 +90,12 @@ fn found(host: &Host, scope: &Scope) -> Result<Result<(Scope, Vec<String>), Stri
     };
     let members = match &scope {
         Scope::Select(selector) if selector.kind != SelectorKind::Cgroup => {
-            let found = select::members(
-                &scan::scan(host.hierarchy(), "", false, &scan::Cgroups::new()),
-                selector,
-            );
+            let world = scan::scan(host.hierarchy(), "", false, &scan::Cgroups::new());
+            let found = select::members(&world, selector);
             let found = found.map_err(|e| UsageError(e.to_string()))?;
             let is_open = is_pattern(&selector.value) && !absent::is_for_the_agent(&scope);
             if found.is_empty() && !is_open {
-                return Ok(Err(absent::missing(&scope)));
+                return Ok(Err(absent::missing(&scope, &world.users)));
             }
             found
         }
@@ -360,7 +358,7 @@ fn not_in_force(host: &Host, name: &str) -> anyhow::Error {
     let Some(waits) = waiting.iter().find(|waits| waits.name == name) else {
         return verbs::missing(host, name);
     };
-    let why = absent::missing(&waits.scope);
+    let why = absent::missing(&waits.scope, &names::users());
     UsageError(format!("limit `{name}` waits: {why}; change it in its file, and apply that")).into()
 }
 

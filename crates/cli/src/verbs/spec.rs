@@ -37,7 +37,7 @@ use tidegate_host::{
     spec::{LimitSpec, Spec},
     status::{self, Settings, thresholds},
 };
-use tidegate_sys::limit::LimitOptions;
+use tidegate_sys::{limit::LimitOptions, names};
 
 use crate::{
     args::{ApplyArgs, CheckArgs, PlanArgs, PlanAtArgs},
@@ -400,7 +400,7 @@ fn is_moved(spec: &Spec, waits: &Waits) -> bool {
 fn why(spec: &Spec, waits: &Waits) -> String {
     match &waits.parent {
         None if is_moved(spec, waits) => "only `tidegate agent` moves processes".to_owned(),
-        None => absent::missing(&waits.scope),
+        None => absent::missing(&waits.scope, &names::users()),
         Some(parent) => format!("its parent `{parent}` waits"),
     }
 }

@@ -30,7 +30,7 @@ use tidegate_agent::status::AgentStatus;
 use tidegate_host::{sockets::Sampler, watch::Watch};
 
 use self::model::{Model, TopSockets};
-use tidegate_sys::clock::monotonic_ns;
+use tidegate_sys::{clock::monotonic_ns, names};
 
 use crate::{args::TopArgs, refusal::UsageError};
 
@@ -135,7 +135,8 @@ impl Top {
                 self.model.look(look.limits, monotonic_ns());
                 let agent = AgentStatus::find(&self.run_dir).filter(|agent| agent.running);
                 let waiting = self.watch.host().store().waiting();
-                self.model.kept(waiting, agent.map(|agent| agent.report.limits));
+                let reports = agent.map(|agent| agent.report.limits);
+                self.model.kept(waiting, &names::users(), reports);
                 if let Some(e) = look.unread.first() {
                     self.model.fail(e.to_string());
                 }

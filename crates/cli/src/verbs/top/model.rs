@@ -18,6 +18,7 @@ use tidegate_host::{
     status::DirectionSample,
     tree::{Branch, enclosing, tree},
     watch::Watched,
+    world::Users,
 };
 use tidegate_sys::store::Waiting;
 
@@ -180,9 +181,14 @@ impl Model {
     }
 
     /// Takes what is known of limits beside the kernel: which wait, and what the agent says of its own.
-    pub fn kept(&mut self, waiting: Vec<Waiting>, reports: Option<Vec<LimitReport>>) {
+    pub fn kept(
+        &mut self,
+        waiting: Vec<Waiting>,
+        users: &Users,
+        reports: Option<Vec<LimitReport>>,
+    ) {
         let waits = |waits: Waiting| {
-            let why = format!("{WAITING}: {}", absent::missing(&waits.scope));
+            let why = format!("{WAITING}: {}", absent::missing(&waits.scope, users));
             (waits.name, why)
         };
         self.reasons = waiting.into_iter().map(waits).collect();

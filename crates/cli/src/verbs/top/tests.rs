@@ -20,6 +20,7 @@ use tidegate_host::{
     sockets::SocketSample,
     status::{Ages, Counts, DirectionSample, DirectionStatus, Fair, LimitSample, LimitStatus},
     watch::Watched,
+    world::Users,
 };
 use tidegate_sys::{limit::LimitOptions, store::Waiting};
 
@@ -268,12 +269,12 @@ fn limits_that_are_not_on_are_below_the_others() {
         report("old.service", LimitState::Waiting, Some("no unit runs"), None),
         report("two", LimitState::Refused, Some("limit `one` has it"), None),
     ];
-    model.kept(vec![waits("job")], Some(reports));
+    model.kept(vec![waits("job")], &Users::new(), Some(reports));
     insta::assert_snapshot!(screen(&model, 100, 14));
     press(&mut model, "\n");
     assert!(screen(&model, 100, 24).contains("schedule mon 08:00-18:00 until 2026-03-02T18:00"));
     model.look(Vec::new(), 200 * SECOND);
-    model.kept(vec![waits("job")], None);
+    model.kept(vec![waits("job")], &Users::new(), None);
     assert!(screen(&model, 100, 14).contains("job            waiting: no unit `job.service` runs"));
 }
 
