@@ -24,11 +24,11 @@ use tidegate_host::{
     settings::{Patch, SettingsError},
     spec::{Follow, LimitSpec, Scheduled, Spec},
     tree::{Parents, are_strangers},
-    world::{Match, World, user_of},
+    world::{Found, Match, Shared, World, user_of},
 };
 use tidegate_sys::store::{MAX_LIMITS, check_name};
 
-use crate::report::{LimitReport, LimitState};
+use crate::report::{LEFT_OUT_MAX, LimitReport, LimitState};
 use movers::{Movers, moved_by};
 
 mod annotations;
@@ -254,6 +254,7 @@ impl Builder<'_> {
             next_change: when.map(|when| when.strftime("%Y-%m-%dT%H:%M%:z").to_string()),
             next_rates: rates,
             cgroups: Vec::new(),
+            left_out: Vec::new(),
         });
     }
 
@@ -295,7 +296,7 @@ impl Builder<'_> {
                     Some("its schedule has no rate now".to_owned()),
                 );
                 if limit.follow.each
-                    && let Ok((matches, _)) = self.matches(&limit)
+                    && let Ok((Found { matches, .. }, _)) = self.matches(&limit)
                 {
                     let names = names_of_each(&limit.name, &matches);
                     let own = names.into_iter().filter(|name| self.name(file, name).is_ok());
@@ -316,16 +317,23 @@ impl Builder<'_> {
                 let reason = absent::missing(&limit.scope, &self.world.users);
                 return self.waits(file, limit, reason);
             }
-            return self.add(file, limit, Vec::new());
+            return self.add(file, limit, Vec::new(), &[]);
         }
-        let (mut matches, is_moved) = match self.matches(&limit) {
-            Ok((matches, moves)) => {
+        let (Found { mut matches, shared }, is_moved) = match self.matches(&limit) {
+            Ok((found, moves)) => {
                 let is_moved = !moves.is_empty();
                 self.goal.moves.extend(moves);
-                (matches, is_moved)
+                (found, is_moved)
             }
             Err(reason) => return self.refuse(file, &limit, reason),
         };
+        if matches.is_empty() && !shared.is_empty() {
+            // Any user may run the program beside others, as in a session.
+            return match shared.iter().all(|shared| user_of(&shared.cgroup).is_some()) {
+                true => self.waits(file, limit, shared_words(&shared)),
+                false => self.refuse(file, &limit, shared_words(&shared)),
+            };
+        }
         if matches.is_empty() {
             let reason = match is_moved {
                 true => format!("{} is yet to be moved into a cgroup of its own", limit.scope),
@@ -334,16 +342,18 @@ impl Builder<'_> {
             return self.waits(file, limit, reason);
         }
         if !limit.follow.each {
-            return self.add(file, limit, select::outermost(matches));
+            return self.add(file, limit, select::outermost(matches), &shared);
         }
         // Users name what is theirs. It takes no name of the host's.
         matches.sort_by_key(|found| user_of(&found.cgroup).is_some());
         let names = names_of_each(&limit.name, &matches);
+        // It is said once.
+        let mut shared = shared.as_slice();
         for (name, found) in names.into_iter().zip(matches) {
             let scope = Scope::Cgroup(found.cgroup.clone());
             let one = LimitSpec { name, scope, ..limit.clone() };
             match self.name(file, &one.name) {
-                Ok(()) => self.add(file, one, vec![found]),
+                Ok(()) => self.add(file, one, vec![found], std::mem::take(&mut shared)),
                 Err(reason) => self.refuse(file, &one, reason),
             }
         }
@@ -374,13 +384,12 @@ impl Builder<'_> {
     }
 
     /// The cgroups of a limit, and processes that are to be moved for it.
-    fn matches(&self, limit: &LimitSpec) -> Result<(Vec<Match>, Vec<Move>), String> {
+    fn matches(&self, limit: &LimitSpec) -> Result<(Found, Vec<Move>), String> {
         let Some(selector) = moved_by(limit) else {
             if limit.follow.moves {
                 return Err("only programs are moved".to_owned());
             }
-            let found = self.world.cgroups_of(&limit.scope).map_err(|e| e.to_string())?;
-            return Ok((found, Vec::new()));
+            return Ok((self.world.cgroups_of(&limit.scope), Vec::new()));
         };
         let (mut found, mut moves) = (BTreeSet::new(), Vec::new());
         for program in self.world.matching(&selector.value) {
@@ -393,16 +402,24 @@ impl Builder<'_> {
                 found.insert(Match { name, cgroup: into });
             }
         }
-        Ok((found.into_iter().collect(), moves))
+        let matches = found.into_iter().collect();
+        Ok((Found { matches, shared: Vec::new() }, moves))
     }
 
-    fn add(&mut self, file: &str, limit: LimitSpec, matches: Vec<Match>) {
-        self.report(file, &limit, LimitState::InForce, None);
+    /// Has a limit be in force on what it matches; but not where others share a cgroup with its program.
+    fn add(&mut self, file: &str, limit: LimitSpec, matches: Vec<Match>, shared: &[Shared]) {
+        let reason = (!shared.is_empty()).then(|| {
+            let cgroups = if shared.len() == 1 { "cgroup" } else { "cgroups" };
+            format!("not on {} {cgroups}: {}", shared.len(), shared_words(shared))
+        });
+        self.report(file, &limit, LimitState::InForce, reason);
         let id = |path: &str| self.world.cgroups.get(path).copied().unwrap_or_default();
         let cgroups: Vec<_> =
             matches.into_iter().map(|found| (found.cgroup.clone(), id(&found.cgroup))).collect();
         if let Some(report) = self.goal.reports.last_mut() {
             report.cgroups = cgroups.iter().map(|(path, _)| path.clone()).collect();
+            let shared = shared.iter().take(LEFT_OUT_MAX);
+            report.left_out = shared.map(|shared| shared.cgroup.clone()).collect();
         }
         let device = limit.scope.is_device().then(|| self.world.devices.get(limit.scope.name()));
         let device = device.flatten().copied().flatten();
@@ -487,6 +504,22 @@ impl Builder<'_> {
             }
         }
     }
+}
+
+/// Why a limit on a program is not on these cgroups, and what to do.
+fn shared_words(shared: &[Shared]) -> String {
+    let one =
+        |Shared { cgroup, other }: &Shared| format!("`{other}` in cgroup `{}`", shown(cgroup));
+    let mut named: Vec<_> = shared.iter().take(LEFT_OUT_MAX).map(one).collect();
+    let more = shared.len() - named.len();
+    if more > 0 {
+        named.push(format!("those in {more} more"));
+    }
+    format!(
+        "other programs would be limited, too: {}; limit the cgroup, or write move = true to have the \
+         processes of the program moved into one of their own",
+        named.join(", ")
+    )
 }
 
 /// A limit without rates.

@@ -11,6 +11,7 @@ use std::{
 
 use sd_notify::NotifyState;
 use serde::{Deserialize, Serialize};
+use tidegate_host::world::user_of;
 use tidegate_sys::{clock::monotonic_ns, files::lock};
 
 /// The file, in the run directory.
@@ -29,6 +30,9 @@ const ROOM: &str = "agent.room";
 const ROOM_BYTES: usize = 32 << 10;
 /// The largest that is read.
 const MAX_BYTES: u64 = 64 << 20;
+
+/// Cgroups that are named of those that a limit is not on.
+pub const LEFT_OUT_MAX: usize = 3;
 
 /// What became of a limit of the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +88,10 @@ pub struct LimitReport {
     /// The paths of what it is on.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub cgroups: Vec<String>,
+    /// Cgroups of its program that it is not on, as others run there, at most [`LEFT_OUT_MAX`]; those of the
+    /// host first.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub left_out: Vec<String>,
 }
 
 impl LimitReport {
@@ -92,6 +100,20 @@ impl LimitReport {
     pub fn words(&self) -> String {
         let reason = self.reason.iter().map(|reason| format!(": {reason}"));
         self.state.name().to_owned() + &reason.collect::<String>()
+    }
+
+    /// That it is in force, but not on all cgroups of its program, and why.
+    #[must_use]
+    pub fn left_out_words(&self) -> Option<String> {
+        let is = self.state == LimitState::InForce && !self.left_out.is_empty();
+        let reason = self.reason.as_ref().filter(|_| is)?;
+        Some(format!("limit `{}` of {} is in force, but {reason}", self.name, self.file))
+    }
+
+    /// Whether it is not on a cgroup of the host, where its program runs. Users may run any program.
+    #[must_use]
+    pub fn leaves_out_a_host_cgroup(&self) -> bool {
+        self.left_out.first().is_some_and(|cgroup| user_of(cgroup).is_none())
     }
 
     /// Its schedule in words, if it has one.

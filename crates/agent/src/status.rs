@@ -182,7 +182,8 @@ impl Serialize for HostStatus {
 pub struct Warnings {
     /// Limits that are not in force or not alone on their device, and what else is lost.
     pub alarms: Vec<String>,
-    /// Limits that wait, and those that a container or pod asked for and cannot have.
+    /// Limits that wait, those that a container or pod asked for and cannot have, and those that are not on
+    /// cgroups of users.
     pub waiting: Vec<String>,
 }
 
@@ -322,8 +323,9 @@ impl HostStatus {
         alarms.extend(self.limits.iter().flat_map(programs_before));
         alarms.extend(required);
         alarms.extend(agent.into_iter().flat_map(of_agent));
-        // Whoever may start a container or a pod may not make a host's check fail.
+        // Whoever may start a container, a pod or a program may not make a host's check fail.
         waiting.extend(agent.into_iter().flat_map(|agent| refused(&agent.report, true)));
+        waiting.extend(agent.into_iter().flat_map(|agent| left_out(&agent.report, false)));
         let left = self.fleet_left.iter().filter(|_| !self.limits.is_empty());
         alarms.extend(left.map(|socket| of_daemon(socket, &self.limits)));
         alarms.extend(self.nics.iter().flat_map(of_nic));
@@ -390,7 +392,15 @@ fn of_agent(agent: &AgentStatus) -> Vec<String> {
     }
     alarms.extend(report.errors.iter().map(|error| format!("agent: {error}")));
     alarms.extend(refused(report, false));
+    alarms.extend(left_out(report, true));
     alarms
+}
+
+/// Limits in force that are not on all cgroups of their program: not on some of the host, or of users alone.
+fn left_out(report: &Report, of_host: bool) -> impl Iterator<Item = String> {
+    let limits = report.limits.iter();
+    let limits = limits.filter(move |limit| limit.leaves_out_a_host_cgroup() == of_host);
+    limits.filter_map(LimitReport::left_out_words)
 }
 
 /// Limits that the agent refuses: those of `guest`s that asked for them themselves, or all others.
@@ -506,6 +516,7 @@ mod tests {
             next_change: None,
             next_rates: None,
             cgroups: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 
@@ -552,6 +563,41 @@ mod tests {
         let Warnings { alarms, waiting } = status.warnings();
         assert_eq!(alarms, ["limit `tier` of a.toml is NOT ENFORCED: why"]);
         assert_eq!(waiting, ["limit `container-web` of a.toml is not used: why"]);
+    }
+
+    /// Nor whoever may run a program.
+    #[test]
+    fn a_limit_that_is_not_on_cgroups_of_users_is_named_and_of_the_host_an_alarm() {
+        let report = |name: &str, left_out: &[&str]| LimitReport {
+            name: name.to_owned(),
+            state: LimitState::InForce,
+            reason: Some("not on these".to_owned()),
+            left_out: left_out.iter().map(|path| (*path).to_owned()).collect(),
+            ..waiting(name)
+        };
+        let session = "user.slice/user-1000.slice/session-1.scope";
+        let limits = vec![report("host", &["a.service", session]), report("users", &[session])];
+        let mut status = HostStatus {
+            limits: Vec::new(),
+            waiting: Vec::new(),
+            nics: Vec::new(),
+            fleet: None,
+            fleet_left: None,
+            agent: Some(AgentStatus {
+                running: true,
+                stopped: false,
+                silent_s: None,
+                report: Report { limits, ..Report::default() },
+            }),
+        };
+        let Warnings { alarms, waiting } = status.warnings();
+        assert_eq!(alarms, ["limit `host` of a.toml is in force, but not on these"]);
+        assert_eq!(waiting, ["limit `users` of a.toml is in force, but not on these"]);
+        // One that is refused by now has its own reason.
+        let limits = &mut status.agent.as_mut().unwrap().report.limits;
+        limits.iter_mut().for_each(|limit| limit.state = LimitState::Refused);
+        let Warnings { alarms, waiting } = status.warnings();
+        assert!(alarms.len() == 2 && waiting.is_empty(), "{alarms:?} {waiting:?}");
     }
 
     #[test]

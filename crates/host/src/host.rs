@@ -271,11 +271,10 @@ impl Cgroups<'_> {
             let cgroups = paths.into_iter().filter_map(open).collect();
             World { cgroups, has_more: !whole, ..World::default() }
         });
-        let kept = || is.map(|is| is.members.clone()).unwrap_or_default();
         if !select::is_by_cgroups(selector) || world.has_more && is.is_some() {
-            return kept();
+            return is.map(|is| is.members.clone()).unwrap_or_default();
         }
-        select::members(world, selector).unwrap_or_else(|_| kept())
+        select::members(world, selector)
     }
 }
 

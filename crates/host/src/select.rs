@@ -6,15 +6,13 @@ use tidegate_core::{Selector, SelectorKind};
 
 use crate::{
     tree::ancestors,
-    world::{Match, SelectError, World},
+    world::{Match, World},
 };
 
 /// The cgroups that a selector matches, but for those inside others of them. Sorted. O(n x depth).
-///
-/// # Errors
-/// [`SelectError`].
-pub fn members(world: &World, selector: &Selector) -> Result<Vec<String>, SelectError> {
-    Ok(outermost(world.find(selector)?).into_iter().map(|found| found.cgroup).collect())
+#[must_use]
+pub fn members(world: &World, selector: &Selector) -> Vec<String> {
+    outermost(world.find(selector).matches).into_iter().map(|found| found.cgroup).collect()
 }
 
 /// Matches but for those inside others: they are limited with these. Each cgroup once, sorted.
@@ -48,7 +46,7 @@ mod tests {
         let paths = ["a", "a/x", "a/x/x", "a/y", "ab/x", "b.slice", "b.slice/b.slice"];
         let cgroups = paths.iter().map(|path| ((*path).to_owned(), 1)).collect();
         let world = World { cgroups, ..World::default() };
-        let found = |selector: &str| members(&world, &selector.parse().unwrap()).unwrap();
+        let found = |selector: &str| members(&world, &selector.parse().unwrap());
         assert_eq!(found("cgroup:a/*"), ["a/x", "a/y"]);
         assert_eq!(found("cgroup:a*/x"), ["a/x", "ab/x"]);
         assert_eq!(found("cgroup:a/[xyz]"), ["a/x", "a/y"]);

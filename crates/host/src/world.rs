@@ -18,7 +18,7 @@
 //! ```
 //!
 //! - Pods are in [`crate::pods`].
-//! - A program is the cgroups of its processes, if nothing else runs in them.
+//! - A program is those cgroups of its processes in which nothing else runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,11 +26,10 @@ use glob::Pattern;
 use serde::{Deserialize, Serialize};
 use tidegate_core::{
     Scope,
-    scope::shown,
     selector::{Selector, SelectorKind},
 };
 
-use crate::pods::Pods;
+use crate::{pods::Pods, tree::ancestors};
 
 mod pods;
 
@@ -95,25 +94,27 @@ pub struct Match {
     pub cgroup: String,
 }
 
-/// Why a selector cannot be followed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SelectError {
-    /// Who else is there would be limited, too.
-    #[error(
-        "`{exe}` runs in cgroup `{}` together with `{other}`; limit that cgroup, or write move = true \
-         to have the processes of `{exe}` moved into one of their own",
-        shown(cgroup)
-    )]
-    Shared { exe: String, cgroup: String, other: String },
+/// What a selector matches.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Sorted; none if it does not exist yet.
+    pub matches: Vec<Match>,
+    /// Cgroups of a program that are no match: others would be limited, too. Those of the host first.
+    pub shared: Vec<Shared>,
+}
+
+/// A cgroup in which a program runs together with others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shared {
+    pub cgroup: String,
+    /// The path of another program that runs there.
+    pub other: String,
 }
 
 impl World {
-    /// What a selector matches, sorted; nothing if it does not exist yet. O(cgroups), for containers times
-    /// those that match.
-    ///
-    /// # Errors
-    /// [`SelectError`].
-    pub fn find(&self, selector: &Selector) -> Result<Vec<Match>, SelectError> {
+    /// What a selector matches. O(cgroups), for containers times those that match.
+    #[must_use]
+    pub fn find(&self, selector: &Selector) -> Found {
         let Selector { kind, value } = selector;
         let mut found: Vec<_> = match kind {
             SelectorKind::Cgroup => {
@@ -142,12 +143,12 @@ impl World {
             }
             SelectorKind::Labels => self
                 .containers(|c| value.split(',').all(|label| has_label(&c.labels, label.trim()))),
-            SelectorKind::Exe => self.programs(value)?,
+            SelectorKind::Exe => return self.programs(value),
             SelectorKind::Pod => self.matching_pods(value),
         };
         found.sort();
         found.dedup();
-        Ok(found)
+        Found { matches: found, shared: Vec::new() }
     }
 
     /// The containers that pass and have a cgroup.
@@ -184,43 +185,46 @@ impl World {
         self.programs.iter().filter(is_it)
     }
 
-    fn programs(&self, value: &str) -> Result<Vec<Match>, SelectError> {
+    fn programs(&self, value: &str) -> Found {
         let pids: BTreeSet<_> = self.matching(value).map(|program| program.pid).collect();
         let groups: BTreeMap<_, _> =
             self.matching(value).map(|program| (program.cgroup.as_str(), &program.exe)).collect();
         // Those below a cgroup are limited with it.
-        let inside = |cgroup: &str, group: &str| {
-            group.is_empty()
-                || cgroup.strip_prefix(group).is_some_and(|r| r.is_empty() || r.starts_with('/'))
-        };
+        let mut others = BTreeMap::new();
         for program in self.programs.iter().filter(|program| !pids.contains(&program.pid)) {
-            let shared = groups.iter().find(|(group, _)| inside(&program.cgroup, group));
-            if let Some((cgroup, exe)) = shared {
-                let (exe, cgroup) = ((*exe).clone(), (*cgroup).to_owned());
-                return Err(SelectError::Shared { exe, cgroup, other: program.exe.clone() });
+            for group in ancestors(&program.cgroup).filter(|group| groups.contains_key(group)) {
+                others.entry(group).or_insert(&program.exe);
             }
         }
-        let name = |exe: &str| exe.rsplit('/').next().unwrap_or_default().to_owned();
-        Ok(groups
-            .into_iter()
-            .map(|(cgroup, exe)| Match { name: name(exe), cgroup: cgroup.to_owned() })
-            .collect())
+        let mut found = Found::default();
+        for (group, exe) in groups {
+            let cgroup = group.to_owned();
+            match others.get(group) {
+                Some(other) => found.shared.push(Shared { cgroup, other: (*other).clone() }),
+                None => {
+                    let name = exe.rsplit('/').next().unwrap_or_default().to_owned();
+                    found.matches.push(Match { name, cgroup });
+                }
+            }
+        }
+        found.matches.sort();
+        found.shared.sort_by_key(|shared| user_of(&shared.cgroup).is_some());
+        found
     }
 
     /// The cgroups of a scope that exist; none of a device.
-    ///
-    /// # Errors
-    /// [`SelectError`].
-    pub fn cgroups_of(&self, scope: &Scope) -> Result<Vec<Match>, SelectError> {
+    #[must_use]
+    pub fn cgroups_of(&self, scope: &Scope) -> Found {
         match scope {
             Scope::Select(selector) => self.find(selector),
             Scope::Cgroup(path) => {
                 let path = path.split('/').filter(|part| !part.is_empty()).collect::<Vec<_>>();
                 let path = path.join("/");
                 let exists = path.is_empty() || self.cgroups.contains_key(&path);
-                Ok(exists.then(|| named(&path)).into_iter().collect())
+                let matches = exists.then(|| named(&path)).into_iter().collect();
+                Found { matches, shared: Vec::new() }
             }
-            Scope::Dev(_) | Scope::Port(_) => Ok(Vec::new()),
+            Scope::Dev(_) | Scope::Port(_) => Found::default(),
         }
     }
 }

@@ -77,7 +77,7 @@ impl Builder<'_> {
         let taken = self.name(file, &limit.name);
         let found = taken.and(set).and_then(|()| self.matches(&limit));
         match found {
-            Ok((found, _)) => self.add(file, limit, found),
+            Ok((found, _)) => self.add(file, limit, found.matches, &[]),
             Err(reason) => self.refuse(file, &limit, reason),
         }
     }

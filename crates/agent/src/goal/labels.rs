@@ -42,7 +42,7 @@ impl Builder<'_> {
             let taken = self.name(file, &name);
             match (taken.and(set), found) {
                 (Err(reason), _) => self.refuse(file, &limit, reason),
-                (Ok(()), Some(found)) => self.add(file, limit, vec![found]),
+                (Ok(()), Some(found)) => self.add(file, limit, vec![found], &[]),
                 (Ok(()), None) => {
                     let reason = format!("{} does not run", limit.scope);
                     self.waits(file, limit, reason);

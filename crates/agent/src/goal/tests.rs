@@ -381,6 +381,60 @@ fn the_limits_of_each_match_are_off_with_their_schedule() {
     assert_eq!(off, [true; 3], "{:?}", goal.off);
 }
 
+/// Any user may type the name of a program in a session: that takes its limit off no service.
+#[test]
+fn a_limit_on_a_program_is_not_where_others_run_and_names_that() {
+    use tidegate_host::world::Program;
+    let program = |exe: &str, cgroup: &str| Program {
+        pid: 0,
+        exe: exe.to_owned(),
+        args: String::new(),
+        cgroup: cgroup.to_owned(),
+    };
+    let session = |n: u32| format!("user.slice/user-1000.slice/session-{n}.scope");
+    let text = limit("r", "exe = \"/bin/rsync\"", RATE);
+    let each = limit("r", "exe = \"/bin/rsync\"", &format!("{RATE}\neach = true"));
+    let goal_of = |text: &str, runs: &[(&str, &str)]| {
+        let mut world = world(&["alone", "other", "shared"]);
+        world.programs = runs.iter().map(|(exe, cgroup)| program(exe, cgroup)).collect();
+        world.programs.iter_mut().zip(1..).for_each(|(program, pid)| program.pid = pid);
+        goal(&files(&[text]), &world, &now())
+    };
+    let sessions = [1, 2, 3, 4].map(session);
+    let in_session = |n: usize| [("/bin/rsync", sessions[n].as_str()), ("/bin/sh", &sessions[n])];
+    let of_host = [("/bin/rsync", "shared"), ("/bin/cat", "shared/x")];
+    let todo = "; limit the cgroup, or write move = true to have the processes of the program moved \
+                into one of their own";
+    let words = |named: &str| format!("other programs would be limited, too: {named}{todo}");
+    let users = "`/bin/sh` in cgroup `user.slice/user-1000.slice/session-1.scope`";
+    // In force on the rest.
+    let alone = ("/bin/rsync", "alone");
+    let goal = goal_of(&text, &[&[alone][..], &in_session(0)].concat());
+    assert_eq!(states(&goal), [format!("r in force: not on 1 cgroup: {}", words(users))]);
+    assert_eq!(goal.limits[0].members(), ["alone"]);
+    assert!(!goal.reports[0].leaves_out_a_host_cgroup());
+    // Of many a few are named, the host's first.
+    let many: Vec<_> = (0..4).flat_map(in_session).chain([alone]).chain(of_host).collect();
+    let goal = goal_of(&text, &many);
+    let named = format!(
+        "`/bin/cat` in cgroup `shared`, {users}, {}, those in 2 more",
+        users.replace("session-1", "session-2")
+    );
+    assert_eq!(states(&goal), [format!("r in force: not on 5 cgroups: {}", words(&named))]);
+    assert_eq!(goal.reports[0].left_out, ["shared", &sessions[0], &sessions[1]]);
+    assert!(goal.reports[0].leaves_out_a_host_cgroup());
+    // One for each match says it once.
+    let goal = goal_of(&each, &[&[alone, ("/bin/rsync", "other")][..], &of_host].concat());
+    let said = states(&goal).into_iter().map(|state| state.ends_with(todo)).collect::<Vec<_>>();
+    assert_eq!(said, [true, false]);
+    // Nowhere alone: a cgroup of the host is a mistake in the file, one of a user is not.
+    let goal = goal_of(&text, &of_host);
+    assert_eq!(states(&goal), [format!("r refused: {}", words("`/bin/cat` in cgroup `shared`"))]);
+    let goal = goal_of(&text, &in_session(0));
+    assert_eq!(states(&goal), [format!("r waiting: {}", words(users))]);
+    assert_eq!(goal.waiting.len(), 1);
+}
+
 #[test]
 fn a_user_that_is_not_known_by_name_is_said() {
     let text = limit("a", "user = \"anna\"", RATE);

@@ -92,7 +92,6 @@ fn found(host: &Host, scope: &Scope) -> Result<Result<(Scope, Vec<String>), Stri
         Scope::Select(selector) if selector.kind != SelectorKind::Cgroup => {
             let world = scan::scan(host.hierarchy(), "", false, &scan::Cgroups::new());
             let found = select::members(&world, selector);
-            let found = found.map_err(|e| UsageError(e.to_string()))?;
             let is_open = is_pattern(&selector.value) && !absent::is_for_the_agent(&scope);
             if found.is_empty() && !is_open {
                 return Ok(Err(absent::missing(&scope, &world.users)));

@@ -266,7 +266,7 @@ fn print(
             name: &w.name,
             scope: &w.scope,
             parent: w.parent.as_deref(),
-            reason: why(spec, w),
+            reason: why(spec, reports, w),
         });
         let waiting = waiting.collect();
         let schedules = reports.iter().filter(|report| report.schedule_words().is_some());
@@ -279,13 +279,21 @@ fn print(
         });
         let schedules = schedules.collect();
         let (file, unmanaged) = (spec.file.as_str(), plan.unmanaged.as_slice());
-        let plan = PlanJson { file, actions, waiting, schedules, unmanaged, nics, groups };
+        let plan =
+            PlanJson { file, actions, waiting, left_out, schedules, unmanaged, nics, groups };
         writeln!(out, "{}", serde_json::to_string_pretty(&plan)?)?;
     } else {
         print_text(&mut out, spec, plan, (waiting, reports), (groups, applied))?;
         if !is_followed && reports.iter().any(|report| report.next_change.is_some()) {
             let line = "! nobody follows these schedules: apply the file again at each change, or have \
                         `tidegate agent` keep it";
+        let left_out = reports.iter().filter(|report| report.left_out_words().is_some());
+        let left_out = left_out.map(|report| LeftOutJson {
+            name: &report.name,
+            cgroups: &report.left_out,
+            reason: report.reason.as_deref(),
+        });
+        let left_out = left_out.collect();
             writeln!(out, "{}", Paint::stdout().yellow(line))?;
         }
         for (nic, runs) in &nics {
@@ -348,7 +356,7 @@ fn print_text(
             true => ", and attaches it".to_owned(),
             false => format!("; `tidegate apply {}` attaches it once it can", spec.file),
         };
-        let line = format!("! {} waits: {}{then}", waits.name, why(spec, waits));
+        let line = format!("! {} waits: {}{then}", waits.name, why(spec, reports, waits));
         writeln!(out, "{}", paint.yellow(&line))?;
     }
     for report in reports {
@@ -368,6 +376,10 @@ fn print_text(
         return writeln!(
             out,
             "Nothing to do until then: the other limits are as {} says.",
+    for report in reports.iter().filter(|report| report.left_out_words().is_some()) {
+        let reason = report.reason.as_deref().unwrap_or_default();
+        writeln!(out, "{}", paint.yellow(&format!("! {}: {reason}", report.name)))?;
+    }
             spec.file
         );
     }
@@ -397,11 +409,14 @@ fn is_moved(spec: &Spec, waits: &Waits) -> bool {
 }
 
 /// Why a limit waits.
-fn why(spec: &Spec, waits: &Waits) -> String {
-    match &waits.parent {
-        None if is_moved(spec, waits) => "only `tidegate agent` moves processes".to_owned(),
-        None => absent::missing(&waits.scope, &names::users()),
-        Some(parent) => format!("its parent `{parent}` waits"),
+fn why(spec: &Spec, reports: &[LimitReport], waits: &Waits) -> String {
+    let said = reports.iter().find(|report| report.name == waits.name);
+    let said = said.filter(|report| report.state == LimitState::Waiting);
+    match (&waits.parent, said.and_then(|report| report.reason.clone())) {
+        (Some(parent), _) => format!("its parent `{parent}` waits"),
+        (None, _) if is_moved(spec, waits) => "only `tidegate agent` moves processes".to_owned(),
+        (None, Some(reason)) if !is_for_the_agent(&waits.scope) => reason,
+        (None, _) => absent::missing(&waits.scope, &names::users()),
     }
 }
 
@@ -595,6 +610,8 @@ struct ActionJson<'a> {
     #[serde(flatten, serialize_with = "status::scope")]
     scope: &'a Scope,
     #[serde(skip_serializing_if = "Option::is_none")]
+    left_out: Vec<LeftOutJson<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     parent: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
@@ -614,6 +631,15 @@ impl<'a> From<&'a Action> for ActionJson<'a> {
         let none: &[String] = &[];
         let base = ActionJson {
             action: action.verb(),
+/// A limit that is not on all cgroups of its program.
+#[derive(Serialize)]
+struct LeftOutJson<'a> {
+    name: &'a str,
+    /// The first ones.
+    cgroups: &'a [String],
+    reason: Option<&'a str>,
+}
+
             name: action.name(),
             scope: action.scope(),
             parent: None,

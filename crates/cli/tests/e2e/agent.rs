@@ -607,7 +607,26 @@ fn root_agent_moves_a_program_out_of_a_cgroup_that_others_are_in() {
     let reason = bed.wait_said("prog", "refused");
     let status = place.ok(&["status"]);
     assert!(status.contains("NOT ENFORCED") && !status.contains("waits"), "{status}");
-    assert!(reason.contains("together with") && reason.contains("write move = true"), "{reason}");
+    let words = "other programs would be limited, too: ";
+    assert!(reason.starts_with(words) && reason.contains("write move = true"), "{reason}");
+    // A cgroup of its own is limited all the same, and the other one is named.
+    let alone = place.child("alone");
+    let mut command = place.inside(&alone, program.to_str().unwrap());
+    let mut lonely = Guard(command.arg("1000").spawn().unwrap());
+    let reason = bed.wait_said("prog", "in_force");
+    assert!(reason.starts_with(&format!("not on 1 cgroup: {words}")), "{reason}");
+    whole(&alone);
+    assert_eq!(bed.status()["limits"][0]["members"], json!([alone.path()]));
+    let said = format!("is in force, but {reason}");
+    let status = String::from_utf8(bed.tidegate().arg("status").output().unwrap().stdout).unwrap();
+    assert!(status.contains(&said) && bed.check() == Some(3), "{status}");
+    let output = bed.tidegate().arg("plan").arg(bed.dir.join("a.toml")).output().unwrap();
+    let plan = String::from_utf8(output.stdout).unwrap();
+    // All of the host, not only below: the same program runs elsewhere, too.
+    assert!(plan.contains("! prog: not on ") && plan.contains(words), "{plan}");
+    lonely.0.kill().unwrap();
+    lonely.exit_code();
+    bed.wait_said("prog", "refused");
     bed.write("a.toml", &limit("prog", &exe, "egress = \"10mbit\"\nmove = true"));
     bed.wait_said("prog", "in_force");
     let own = place.hierarchy.open(&format!("{}/tidegate.prog", place.group.path())).unwrap();

@@ -87,7 +87,7 @@ mod tests {
     }
 
     fn found(world: &World, selector: &str) -> Vec<String> {
-        let found = world.find(&format!("pod:{selector}").parse().unwrap()).unwrap();
+        let found = world.find(&format!("pod:{selector}").parse().unwrap()).matches;
         found.into_iter().map(|found| found.cgroup).collect()
     }
 

@@ -11,7 +11,7 @@ fn world(paths: &[&str]) -> World {
 }
 
 fn found(world: &World, selector: &str) -> Vec<String> {
-    let found = world.find(&selector.parse().unwrap()).unwrap();
+    let found = world.find(&selector.parse().unwrap()).matches;
     found.into_iter().map(|found| found.cgroup).collect()
 }
 
@@ -159,27 +159,41 @@ fn users_are_known_by_name_and_number() {
 }
 
 #[test]
-fn a_program_is_its_cgroups_if_nothing_else_is_there() {
+fn a_program_is_those_of_its_cgroups_where_nothing_else_runs() {
     let program = |pid, exe: &str, args: &str, cgroup: &str| Program {
         pid,
         exe: exe.to_owned(),
         args: args.to_owned(),
         cgroup: cgroup.to_owned(),
     };
+    let session = "user.slice/user-1000.slice/session-1.scope";
     let programs = vec![
         program(1, "/usr/bin/rsync", "rsync -a /a b:", "system.slice/a.service"),
-        program(2, "/usr/bin/rsync", "rsync --daemon", "system.slice/b.service"),
-        program(3, "/usr/sbin/sshd", "sshd", "system.slice/b.service/x"),
+        program(2, "/usr/bin/rsync", "rsync --daemon", "zone.slice/b.service"),
+        program(3, "/usr/sbin/sshd", "sshd", "zone.slice/b.service/x"),
+        program(4, "/usr/bin/rsync", "rsync --daemon", "zone.slice/b.service/y"),
+        // Any user may type its name.
+        program(5, "/usr/bin/rsync", "rsync -a /a b:", session),
+        program(6, "/bin/bash", "-bash", session),
     ];
-    let world = World { programs, ..World::default() };
+    let mut world = World { programs, ..World::default() };
+    let shared = |world: &World, selector: &str| {
+        let shared = world.find(&selector.parse().unwrap()).shared;
+        shared.into_iter().map(|shared| (shared.cgroup, shared.other)).collect::<Vec<_>>()
+    };
+    let is_in = |cgroup: &str, other: &str| (cgroup.to_owned(), other.to_owned());
     assert_eq!(found(&world, "exe:/usr/bin/rsync *-a /a*"), ["system.slice/a.service"]);
-    let shared = world.find(&"exe:/usr/bin/rs*".parse().unwrap()).unwrap_err();
+    let alone = ["system.slice/a.service", "zone.slice/b.service/y"];
+    assert_eq!(found(&world, "exe:/usr/bin/rs*"), alone);
+    let others = [is_in("zone.slice/b.service", "/usr/sbin/sshd"), is_in(session, "/bin/bash")];
+    assert_eq!(shared(&world, "exe:/usr/bin/rs*"), others, "those of the host first");
     assert_eq!(
-        shared.to_string(),
-        "`/usr/bin/rsync` runs in cgroup `system.slice/b.service` together with `/usr/sbin/sshd`; limit that \
-         cgroup, or write move = true to have the processes of `/usr/bin/rsync` moved into one of their own"
+        (found(&world, "exe:/bin/rsync").len(), shared(&world, "exe:/bin/rsync").len()),
+        (0, 0)
     );
-    assert_eq!(found(&world, "exe:/bin/rsync"), [""; 0]);
+    // All run below the root.
+    world.programs.push(program(7, "/init", "init", ""));
+    assert_eq!(shared(&world, "exe:/init"), [is_in("", "/usr/bin/rsync")]);
 }
 
 #[test]

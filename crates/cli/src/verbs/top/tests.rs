@@ -256,6 +256,7 @@ fn limits_that_are_not_on_are_below_the_others() {
         next_change: next.map(str::to_owned),
         next_rates: next.map(|_| "egress 1mbit".to_owned()),
         cgroups: Vec::new(),
+        left_out: Vec::new(),
     };
     let select = |value: &str| Selector { kind: SelectorKind::Unit, value: value.to_owned() };
     let waits = |name: &str| Waiting {
