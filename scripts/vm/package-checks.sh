@@ -107,6 +107,10 @@ check_install() {
 	[ "$(readlink -f /usr/lib/cni/tidegate-cni)" = /usr/bin/tidegate ] || return 1
 	echo "# changed" >>/etc/tidegate/limits.toml
 	rule web 'unit = "web.service"' >/etc/tidegate/web.toml
+	echo "[[limit]" >/etc/tidegate/wrong.toml
+	if systemctl reload tidegate-agent; then return 1; fi
+	rm /etc/tidegate/wrong.toml
+	systemctl reload tidegate-agent && active || return 1
 	until_true says web waiting 'no unit `web.service` runs' || return 1
 	systemctl start sink web && until_true in_force web && mark && systemctl start client && flows && held
 }

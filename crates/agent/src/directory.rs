@@ -1,6 +1,7 @@
 //! The agent's files: all `*.toml` of a directory, in the order of their names.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{self, ErrorKind, Read},
     path::Path,
@@ -14,14 +15,12 @@ use crate::goal::Files;
 /// Files of the directory at most.
 pub const MAX_FILES: usize = 1024;
 
-/// Reads what is good of the files, and what is wrong with the rest. A directory that is not there has no
-/// files.
+/// Reads what is good of the files, and what is wrong with the rest. Of limits of one name the first is good.
 #[must_use]
 pub fn read(directory: &Path) -> Files {
     let mut files = Files::default();
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
-        Err(e) if e.kind() == ErrorKind::NotFound => return files,
         Err(e) => {
             files.errors.push(format!("{}: cannot be read: {e}", directory.display()));
             return files;
@@ -57,6 +56,19 @@ pub fn read(directory: &Path) -> Files {
         files.specs.extend(spec);
         files.errors.extend(errors.iter().map(ToString::to_string));
     }
+    let mut names = BTreeMap::new();
+    for Spec { file, limits, .. } in &mut files.specs {
+        limits.retain(|limit| {
+            let first = names.entry(limit.name.clone()).or_insert_with(|| file.clone());
+            if first != file {
+                files.errors.push(format!(
+                    "{file}:{}: limit `{}`: {first} has a limit of this name; give each its own name",
+                    limit.line, limit.name
+                ));
+            }
+            first == file
+        });
+    }
     files
 }
 
@@ -75,15 +87,33 @@ mod tests {
 
     use super::*;
 
+    const LIMIT: &str = "[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\negress = \"1mbit\"\n";
+
+    #[test]
+    fn a_name_that_an_earlier_file_has_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let [first, second] = ["a.toml", "b.toml"].map(|name| dir.path().join(name));
+        fs::write(&first, LIMIT).unwrap();
+        fs::write(&second, format!("{}\n{LIMIT}", LIMIT.replace("\"a\"", "\"b\""))).unwrap();
+        let Files { specs, errors } = read(dir.path());
+        let error = format!(
+            "{}:6: limit `a`: {} has a limit of this name; give each its own name",
+            second.display(),
+            first.display()
+        );
+        assert_eq!(errors, [error]);
+        let names = specs.iter().flat_map(|spec| &spec.limits).map(|limit| limit.name.as_str());
+        assert_eq!(names.collect::<Vec<_>>(), ["a", "b"]);
+        // Nobody takes all limits off by removing the directory.
+        let gone = read(&dir.path().join("gone")).errors;
+        assert!(gone.len() == 1 && gone[0].contains("gone: cannot be read: "), "{gone:?}");
+    }
+
     #[test]
     fn what_cannot_be_read_is_an_error_and_nothing_waits_for_it() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        fs::write(
-            at("a.toml"),
-            "[[limit]]\nname = \"a\"\nscope = { cgroup = \"a\" }\negress = \"1mbit\"\n",
-        )
-        .unwrap();
+        fs::write(at("a.toml"), LIMIT).unwrap();
         mknodat(CWD, at("b.toml"), FileType::Fifo, Mode::RUSR, 0).unwrap();
         symlink("/nowhere/c.toml", at("c.toml")).unwrap();
         fs::create_dir(at("d.toml")).unwrap();

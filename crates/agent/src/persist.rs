@@ -23,7 +23,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use crate::directory;
+use crate::{directory, goal::Files};
 
 /// Settings by their names, in words of the command line.
 pub type Given = [(&'static str, String)];
@@ -86,7 +86,12 @@ fn look(path: &Path, name: &str) -> Result<Found, PersistError> {
         return Err(PersistError::Name(file));
     }
     let directory = path.parent().filter(|parent| *parent != Path::new(""));
-    let files = directory::read(directory.unwrap_or(Path::new(".")));
+    let directory = directory.unwrap_or(Path::new("."));
+    // It is made with the first limit.
+    let files = match directory.exists() {
+        true => directory::read(directory),
+        false => Files::default(),
+    };
     if let Some(error) = files.errors.into_iter().next() {
         return Err(PersistError::Broken(error));
     }

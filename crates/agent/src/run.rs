@@ -274,14 +274,7 @@ impl Shell<'_> {
     fn act(&mut self, action: Action) -> Option<Event> {
         match action {
             Action::ReadFiles => {
-                let directory = &self.options.directory;
-                let mut files = directory::read(directory);
-                // Nobody takes all limits off by removing it.
-                if let Err(e) = fs::metadata(directory)
-                    && files.errors.is_empty()
-                {
-                    files.errors.push(format!("{}: cannot be read: {e}", directory.display()));
-                }
+                let mut files = directory::read(&self.options.directory);
                 let hierarchy = self.host.hierarchy();
                 files.specs.iter_mut().for_each(|spec| scan::relative(hierarchy, spec));
                 Some(Event::Read(files))

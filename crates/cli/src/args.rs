@@ -199,8 +199,10 @@ Examples:
     /// Size a policer's burst, or find a policer in a capture
     #[command(subcommand, arg_required_else_help = true)]
     Burst(BurstVerb),
-    /// Check a spec file; needs no privileges
-    #[command(after_help = "Example:\n  tidegate check limits.toml")]
+    /// Check a spec file, or those of the agent; needs no privileges
+    #[command(
+        after_help = "Examples:\n  tidegate check limits.toml\n  tidegate check /etc/tidegate"
+    )]
     Check(CheckArgs),
     /// Print the JSON schema of spec files
     ///
@@ -437,7 +439,7 @@ pub struct SetArgs {
 
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// The spec file; `-` reads standard input
+    /// The spec file, or a directory whose `*.toml` are read as the agent does; `-` reads standard input
     pub file: PathBuf,
     #[command(flatten)]
     pub look: LookArgs,

@@ -132,6 +132,18 @@ fn units_call_commands_and_name_pages_that_there_are() {
     assert!(count >= 2, "the units call no command");
 }
 
+/// Else the reload says that all is well, and the agent leaves limits as they are.
+#[test]
+fn a_reload_of_the_agent_checks_the_files_that_it_reads() {
+    let unit = fs::read_to_string(root().join("packaging/systemd/tidegate-agent.service")).unwrap();
+    let commands = |key: &str| {
+        let lines = unit.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let check = commands("ExecStart")[0].replace(" agent ", " check ");
+    assert_eq!(commands("ExecReload"), [&check, "/bin/kill -HUP $MAINPID"]);
+}
+
 #[test]
 fn the_examples_of_the_default_file_are_right() {
     let text = fs::read_to_string(root().join("packaging/limits.toml")).unwrap();

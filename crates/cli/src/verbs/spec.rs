@@ -16,6 +16,7 @@ use jiff::{
 use serde::Serialize;
 use serde_json::Value;
 use tidegate_agent::{
+    directory,
     goal::{self, Files, Goal},
     report::{LimitReport, LimitState},
     scan,
@@ -42,7 +43,7 @@ use tidegate_sys::{limit::LimitOptions, names};
 use crate::{
     args::{ApplyArgs, CheckArgs, PlanArgs, PlanAtArgs},
     output::{self, Paint},
-    refusal::{self, UsageError},
+    refusal::{self, UsageError, say},
     verbs::{
         self,
         daemon::{GroupJson, GroupPlanJson, Groups},
@@ -50,39 +51,55 @@ use crate::{
 };
 
 pub fn check(args: &CheckArgs) -> Result<ExitCode> {
+    if args.file.is_dir() {
+        return check_all(&args.file, args.look.json);
+    }
     let spec = Spec::read(&args.file)?;
     let mut out = output::stdout();
-    if args.look.json {
-        let limits = spec.limits.iter().map(|limit| CheckedLimit {
-            name: &limit.name,
-            scope: &limit.scope,
-            parent: limit.parent.as_deref(),
-            settings: LimitJson::from(&limit.options),
-            line: limit.line,
-        });
-        let nics = spec.nics.iter().map(NicJson::from).collect();
-        let groups = spec.groups.iter().map(GroupJson::from).collect();
-        let checked = Checked { file: &spec.file, limits: limits.collect(), nics, groups };
-        writeln!(out, "{}", serde_json::to_string_pretty(&checked)?)?;
-    } else {
-        let count = |n: usize, what| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
-        let of_nics = spec.nics.iter().map(|nic| nic.limits.len()).sum::<usize>();
-        let mut limits = count(spec.limits.len() + of_nics, "limit");
-        if !spec.groups.is_empty() {
-            limits += &format!(", {}", count(spec.groups.len(), "group"));
-        }
-        match spec.nics.len() {
-            0 => writeln!(out, "{}: well-formed, {limits}", spec.file)?,
-            n => writeln!(
-                out,
-                "{}: well-formed, {limits}, {}; limits of scheme carousel ({of_nics}) are in force only \
-                 while `tidegate nic` runs",
-                spec.file,
-                count(n, "nic")
-            )?,
-        }
+    match args.look.json {
+        true => writeln!(out, "{}", serde_json::to_string_pretty(&Checked::from(&spec))?)?,
+        false => writeln!(out, "{}", checked(&spec))?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Checks the files of a directory as the agent reads them.
+fn check_all(directory: &Path, json: bool) -> Result<ExitCode> {
+    let Files { specs, errors } = directory::read(directory);
+    errors.iter().for_each(|error| say(&format!("tidegate: error: {error}")));
+    if !errors.is_empty() {
+        return Ok(refusal::USAGE.into());
+    }
+    let mut out = output::stdout();
+    if json {
+        let files = specs.iter().map(Checked::from).collect();
+        let all = CheckedFiles { directory: directory.display().to_string(), files };
+        writeln!(out, "{}", serde_json::to_string_pretty(&all)?)?;
+    } else if specs.is_empty() {
+        writeln!(out, "{}: no files, no limits", directory.display())?;
+    }
+    for spec in specs.iter().filter(|_| !json) {
+        writeln!(out, "{}", checked(spec))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is in a file, in a line.
+fn checked(spec: &Spec) -> String {
+    let count = |n: usize, what| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    let of_nics = spec.nics.iter().map(|nic| nic.limits.len()).sum::<usize>();
+    let mut said =
+        format!("{}: well-formed, {}", spec.file, count(spec.limits.len() + of_nics, "limit"));
+    if !spec.groups.is_empty() {
+        said += &format!(", {}", count(spec.groups.len(), "group"));
+    }
+    if !spec.nics.is_empty() {
+        let nics = count(spec.nics.len(), "nic");
+        said += &format!(
+            ", {nics}; limits of scheme carousel ({of_nics}) are in force only while `tidegate nic` runs"
+        );
+    }
+    said
 }
 
 pub fn plan(store: &Path, run_dir: &Path, args: &PlanAtArgs) -> Result<ExitCode> {
@@ -269,6 +286,13 @@ fn print(
             reason: why(spec, reports, w),
         });
         let waiting = waiting.collect();
+        let left_out = reports.iter().filter(|report| report.left_out_words().is_some());
+        let left_out = left_out.map(|report| LeftOutJson {
+            name: &report.name,
+            cgroups: &report.left_out,
+            reason: report.reason.as_deref(),
+        });
+        let left_out = left_out.collect();
         let schedules = reports.iter().filter(|report| report.schedule_words().is_some());
         let schedules = schedules.map(|report| ScheduleJson {
             name: &report.name,
@@ -287,13 +311,6 @@ fn print(
         if !is_followed && reports.iter().any(|report| report.next_change.is_some()) {
             let line = "! nobody follows these schedules: apply the file again at each change, or have \
                         `tidegate agent` keep it";
-        let left_out = reports.iter().filter(|report| report.left_out_words().is_some());
-        let left_out = left_out.map(|report| LeftOutJson {
-            name: &report.name,
-            cgroups: &report.left_out,
-            reason: report.reason.as_deref(),
-        });
-        let left_out = left_out.collect();
             writeln!(out, "{}", Paint::stdout().yellow(line))?;
         }
         for (nic, runs) in &nics {
@@ -359,6 +376,10 @@ fn print_text(
         let line = format!("! {} waits: {}{then}", waits.name, why(spec, reports, waits));
         writeln!(out, "{}", paint.yellow(&line))?;
     }
+    for report in reports.iter().filter(|report| report.left_out_words().is_some()) {
+        let reason = report.reason.as_deref().unwrap_or_default();
+        writeln!(out, "{}", paint.yellow(&format!("! {}: {reason}", report.name)))?;
+    }
     for report in reports {
         if let Some(words) = report.schedule_words() {
             writeln!(out, "  {}: {words}", report.name)?;
@@ -376,10 +397,6 @@ fn print_text(
         return writeln!(
             out,
             "Nothing to do until then: the other limits are as {} says.",
-    for report in reports.iter().filter(|report| report.left_out_words().is_some()) {
-        let reason = report.reason.as_deref().unwrap_or_default();
-        writeln!(out, "{}", paint.yellow(&format!("! {}: {reason}", report.name)))?;
-    }
             spec.file
         );
     }
@@ -473,6 +490,13 @@ fn is_as_in_file(nic: &NicSpec, runs: &Value) -> bool {
             .is_ok_and(|limits| limits == runs["limits"])
 }
 
+/// The files of a directory.
+#[derive(Serialize)]
+struct CheckedFiles<'a> {
+    directory: String,
+    files: Vec<Checked<'a>>,
+}
+
 #[derive(Serialize)]
 struct Checked<'a> {
     file: &'a str,
@@ -481,6 +505,21 @@ struct Checked<'a> {
     nics: Vec<NicJson<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     groups: Vec<GroupJson<'a>>,
+}
+
+impl<'a> From<&'a Spec> for Checked<'a> {
+    fn from(spec: &'a Spec) -> Checked<'a> {
+        let limits = spec.limits.iter().map(|limit| CheckedLimit {
+            name: &limit.name,
+            scope: &limit.scope,
+            parent: limit.parent.as_deref(),
+            settings: LimitJson::from(&limit.options),
+            line: limit.line,
+        });
+        let nics = spec.nics.iter().map(NicJson::from).collect();
+        let groups = spec.groups.iter().map(GroupJson::from).collect();
+        Checked { file: &spec.file, limits: limits.collect(), nics, groups }
+    }
 }
 
 #[derive(Serialize)]
@@ -571,6 +610,8 @@ struct PlanJson<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     waiting: Vec<WaitsJson<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    left_out: Vec<LeftOutJson<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     schedules: Vec<ScheduleJson<'a>>,
     unmanaged: &'a [String],
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -588,6 +629,15 @@ struct WaitsJson<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     parent: Option<&'a str>,
     reason: String,
+}
+
+/// A limit that is not on all cgroups of its program.
+#[derive(Serialize)]
+struct LeftOutJson<'a> {
+    name: &'a str,
+    /// The first ones.
+    cgroups: &'a [String],
+    reason: Option<&'a str>,
 }
 
 /// The schedule of a limit at a moment.
@@ -610,8 +660,6 @@ struct ActionJson<'a> {
     #[serde(flatten, serialize_with = "status::scope")]
     scope: &'a Scope,
     #[serde(skip_serializing_if = "Option::is_none")]
-    left_out: Vec<LeftOutJson<'a>>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     parent: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
@@ -631,15 +679,6 @@ impl<'a> From<&'a Action> for ActionJson<'a> {
         let none: &[String] = &[];
         let base = ActionJson {
             action: action.verb(),
-/// A limit that is not on all cgroups of its program.
-#[derive(Serialize)]
-struct LeftOutJson<'a> {
-    name: &'a str,
-    /// The first ones.
-    cgroups: &'a [String],
-    reason: Option<&'a str>,
-}
-
             name: action.name(),
             scope: action.scope(),
             parent: None,

@@ -231,9 +231,9 @@ fn root_agent_is_missed_while_its_files_ask_for_something() {
     assert_eq!(bed.check(), Some(0));
 }
 
-/// Of two limits of one name in two files the first counts.
+/// Of two limits of one name in two files the first counts at the start, and none later.
 #[test]
-fn root_agent_names_the_file_of_a_name_that_is_taken() {
+fn root_agent_a_name_in_two_files_is_an_error() {
     need_root!();
     let place = Place::new();
     let slice = Slice::new(&place);
@@ -246,21 +246,31 @@ fn root_agent_names_the_file_of_a_name_that_is_taken() {
     let ((a, on_a), (b, on_b)) = (on("a"), on("b"));
     bed.write("a.toml", &on_a);
     bed.write("b.toml", &on_b);
+    let check = || refused(bed.tidegate().arg("check").arg(&bed.dir));
+    let [a_toml, b_toml] =
+        ["a.toml", "b.toml"].map(|name| bed.dir.join(name).display().to_string());
+    let error = format!("{b_toml}:1: limit `g1`: {a_toml} has a limit of this name");
+    let (code, said) = check();
+    assert!(code == 1 && said.contains(&error), "{code} {said}");
     let _agent = bed.start();
     whole(&a);
     bed.wait_said("g1", "in_force");
     let output = bed.tidegate().args(["status", "--check"]).output().unwrap();
     assert_eq!(output.status.code(), Some(3));
     let said = String::from_utf8(output.stdout).unwrap();
-    let [a_toml, b_toml] =
-        ["a.toml", "b.toml"].map(|name| bed.dir.join(name).display().to_string());
-    let refused =
-        format!("limit `g1` of {b_toml} is NOT ENFORCED: {a_toml} has a limit of this name");
-    assert!(said.contains(&refused) && !said.contains("stays as it was"), "{said}");
-    // It keeps nothing from the first.
+    assert!(said.contains(&error) && !said.contains("NOT ENFORCED"), "{said}");
+    // It keeps what is in force until no other file has the name.
     bed.write("a.toml", &on_b);
+    bed.write("c.toml", "[[limit]");
+    wait_for("the other error", || {
+        bed.status()["agent"]["errors"].to_string().contains("c.toml").then_some(())
+    });
+    assert!(Objects::on(&a).is_whole() && Objects::on(&b) == Objects::default());
+    fs::remove_file(bed.dir.join("c.toml")).unwrap();
+    fs::remove_file(bed.dir.join("b.toml")).unwrap();
     whole(&b);
     wait_for("the end of the limit", || (Objects::on(&a) == Objects::default()).then_some(()));
+    assert_eq!(check(), (0, String::new()));
     place.ok(&["detach"]);
 }
 

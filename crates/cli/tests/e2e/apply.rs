@@ -47,6 +47,43 @@ fn root_applying_twice_changes_nothing() {
 }
 
 #[test]
+fn check_reads_the_files_of_a_directory_as_the_agent_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    let check = |more: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        let output = command.arg("check").arg(dir.path()).args(more).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let none = format!("{}: no files, no limits\n", dir.path().display());
+    assert_eq!(check(&[]), (Some(0), none, String::new()));
+    write("a.toml", &spec(&[("a", "x", "50mbit")]));
+    write("b.toml", &spec(&[("b", "y", "50mbit"), ("c", "z", "50mbit")]));
+    write("notes.txt", "no TOML");
+    let well = ["a.toml: well-formed, 1 limit", "b.toml: well-formed, 2 limits"].map(path);
+    assert_eq!(check(&[]), (Some(0), well.join("\n") + "\n", String::new()));
+    let (_, json, _) = check(&["--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let [first, second] = [&json["files"][0], &json["files"][1]];
+    assert_eq!(
+        (&first["file"], &second["limits"][1]["name"]),
+        (&path("a.toml").into(), &"c".into())
+    );
+    // Each error names its file.
+    write("b.toml", &spec(&[("a", "y", "50mbit"), ("c", "z", "50mbps")]));
+    write("c.toml", "[[limit]");
+    let (code, said, errors) = check(&[]);
+    let errors: Vec<_> = errors.lines().collect();
+    assert!(code == Some(1) && said.is_empty() && errors.len() == 3, "{code:?} {said} {errors:?}");
+    let places = ["b.toml:9: limit `c`: egress: ", "c.toml:1: ", "b.toml:1: limit `a`: "].map(path);
+    for (error, place) in errors.iter().zip(places) {
+        assert!(error.starts_with(&format!("tidegate: error: {place}")), "{error}");
+    }
+}
+
+#[test]
 fn root_apply_changes_moves_keeps_and_prunes() {
     need_root!();
     let place = Place::new();

@@ -66,7 +66,7 @@ fn usage_errors_exit_1_and_say_what_to_type() {
         (&[], "requires a subcommand"),
         (&["limit", "add", "a", "--cgroup=x", "--egress", "-5mbit"], "unexpected argument '-5'"),
         (&["run", "--egress", "0", "true"], "`0` is zero"),
-        (&["check", "/"], "/: is a directory"),
+        (&["plan", "/"], "/: is a directory"),
         (&["check", "/nonexistent/limits.toml"], "cannot be read: No such file"),
         (&["check", "/dev/zero"], "larger than 4 MiB"),
         (&["man", "/nonexistent"], "name a directory that exists"),
