@@ -154,6 +154,14 @@ fn by_agent(run_dir: &Path, file: &Path, name: &str) -> Option<String> {
     }
 }
 
+/// Says that nobody puts on again what a file says, if no agent does.
+fn unkept(run_dir: &Path, file: &Path) -> &'static str {
+    match AgentStatus::find(run_dir).is_some_and(|agent| agent.keeps(file)) {
+        true => "",
+        false => "; no agent keeps it: systemctl enable --now tidegate-agent",
+    }
+}
+
 fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<ExitCode> {
     store::check_name(&args.name)?;
     let Some((flag, text)) = args.scope.given() else {
@@ -180,9 +188,8 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
             let written = edit().and_then(|edit| edit.as_ref().map_or(Ok(()), Edit::store));
             verbs::close(locked);
             written?;
-            let state = by_agent(run_dir, file, name).unwrap_or_else(|| {
-                format!("waiting: {why}; it needs the agent: systemctl enable --now tidegate-agent")
-            });
+            let state = by_agent(run_dir, file, name)
+                .unwrap_or_else(|| format!("waiting: {why}{}", unkept(run_dir, file)));
             let file = file.display();
             writeln!(output::stdout(), "limit `{name}` is in {file}, and is {state}")?;
             return Ok(ExitCode::SUCCESS);
@@ -192,6 +199,7 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
             return Err(UsageError(why + then).into());
         }
     };
+    let unkept = if args.persist { unkept(run_dir, file) } else { "" };
     locked(&host, |host| {
         let edit = edit()?;
         host.reserve_journal()?;
@@ -229,7 +237,7 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
             if plan.actions.is_empty() {
                 let written = persisted(edit.as_ref(), file, "written to")?;
                 let nothing = if written.is_empty() { "; nothing changed" } else { &written };
-                return Ok(format!("limit `{name}` on {shown} is so already{nothing}"));
+                return Ok(format!("limit `{name}` on {shown} is so already{nothing}{unkept}"));
             }
             apply(host, &plan.actions)?;
             let gone = plan.actions.iter().filter_map(|action| match action {
@@ -244,7 +252,7 @@ fn add(store: &Path, run_dir: &Path, file: &Path, args: &AddArgs) -> Result<Exit
         }
         let what = output::describe(&wanted.options, wanted.parent.as_deref());
         let written = persisted(edit.as_ref(), file, "written to")?;
-        Ok(format!("{others}limit `{name}` is on {shown}: {what}{written}"))
+        Ok(format!("{others}limit `{name}` is on {shown}: {what}{written}{unkept}"))
     })
 }
 

@@ -504,12 +504,17 @@ fn root_agent_agrees_with_limits_that_are_persisted() {
     let tidegate = |args: &[&str]| {
         let output = bed.tidegate().env("TIDEGATE_HOST_FILE", &file).args(args).output().unwrap();
         assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
     };
-    let _agent = bed.start();
-    tidegate(&["limit", "add", "a", "--cgroup", group.path(), "--egress", "9mbit", "--persist"]);
+    let agent = bed.start();
+    let pid = agent.0.id();
+    wait_for("the agent's report", || (bed.status()["agent"]["pid"] == pid).then_some(()));
+    let add = ["limit", "add", "a", "--cgroup", group.path(), "--egress", "9mbit", "--persist"];
+    let said = tidegate(&add);
+    assert!(said.contains("written to") && !said.contains("no agent keeps it"), "{said}");
     bed.wait_said("a", "in_force");
     tidegate(&["limit", "set", "a", "--egress", "8mbit"]);
-    signal(_agent.0.id(), Signal::HUP);
+    signal(pid, Signal::HUP);
     bed.wait_said("a", "in_force");
     assert_eq!(bed.rate("a"), Some(8_000_000));
     tidegate(&["limit", "del", "a"]);
