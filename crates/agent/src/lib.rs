@@ -23,6 +23,7 @@ pub mod engines;
 pub mod goal;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
+pub mod missed;
 pub mod persist;
 mod quantity;
 pub mod report;

@@ -85,13 +85,7 @@ fn look(path: &Path, name: &str) -> Result<Found, PersistError> {
     if path.extension().is_none_or(|extension| extension != "toml") {
         return Err(PersistError::Name(file));
     }
-    let directory = path.parent().filter(|parent| *parent != Path::new(""));
-    let directory = directory.unwrap_or(Path::new("."));
-    // It is made with the first limit.
-    let files = match directory.exists() {
-        true => directory::read(directory),
-        false => Files::default(),
-    };
+    let files = directory::read_if_there(directory::of(path));
     if let Some(error) = files.errors.into_iter().next() {
         return Err(PersistError::Broken(error));
     }

@@ -218,11 +218,21 @@ impl RunFiles {
         written.inspect_err(|_| drop(fs::remove_file(&part)))
     }
 
-    /// Forgets what an agent of a store has said that has ended: nothing of it is left.
+    /// Empties what an agent of a store has said that has ended: nothing of it is left. That one has run
+    /// since the host started stays known.
     pub fn forget(&self, store: &Path) {
-        if !self.runs() && self.read().is_some_and(|report| Path::new(&report.store) == store) {
-            let _ = fs::remove_file(self.0.join(FILE));
+        let is_of = |report: &Report| Path::new(&report.store) == store;
+        if let Some(Report { pid, directory, store, .. }) = self.read().filter(is_of)
+            && !self.runs()
+        {
+            let _ = self.write(&Report { pid, directory, store, ..Report::default() });
         }
+    }
+
+    /// Whether no agent has run here since the host started.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        self.read().is_none() && !self.runs()
     }
 
     /// Keeps room for a change, if there is some.
@@ -294,6 +304,21 @@ impl Pulse {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_agent_whose_limits_were_detached_has_run_and_is_not_missed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (files, store) = (RunFiles::at(dir.path()), "/sys/fs/bpf/tidegate");
+        assert!(files.is_new());
+        let managed = BTreeSet::from(["web".to_owned()]);
+        let report = Report { pid: 7, store: store.to_owned(), managed, ..Report::default() };
+        files.write(&report).unwrap();
+        files.forget(Path::new("/sys/fs/bpf/other"));
+        assert_eq!(files.read(), Some(report.clone()));
+        files.forget(Path::new(store));
+        let left = files.read().unwrap();
+        assert!(report.is_missed() && !left.is_missed() && !files.is_new(), "{left:?}");
+    }
 
     #[test]
     fn an_agent_that_does_not_beat_hangs() {

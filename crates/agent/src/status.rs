@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use jiff::Zoned;
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeStruct};
 use serde_json::Value;
 use tidegate_core::Scope;
@@ -24,7 +25,11 @@ use tidegate_sys::{
     store::{Listing, StoreError, Waiting},
 };
 
-use crate::report::{LimitReport, LimitState, Report, RunFiles};
+use crate::{
+    directory,
+    missed::missed,
+    report::{LimitReport, LimitState, Report, RunFiles},
+};
 
 /// The state of a limit whose cgroup or device does not exist.
 pub const WAITING: &str = "waiting";
@@ -42,6 +47,8 @@ pub struct HostStatus {
     /// The socket that a daemon of a fleet has left which has died.
     pub fleet_left: Option<PathBuf>,
     pub agent: Option<AgentStatus>,
+    /// Why an agent is missed that has not run since the host started.
+    pub agent_missed: Option<String>,
 }
 
 /// The agent of this host, and what it said last.
@@ -87,12 +94,17 @@ impl AgentStatus {
         self.running && !self.stopped && self.silent_s.is_none()
     }
 
+    /// Whether it runs, or its files ask for it.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.running || self.report.is_missed()
+    }
+
     /// Whether it runs, and keeps what a file says.
     #[must_use]
     pub fn keeps(&self, file: &Path) -> bool {
         let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let directory = file.parent().filter(|parent| *parent != Path::new(""));
-        let directory = whole(directory.unwrap_or(Path::new(".")));
+        let directory = whole(directory::of(file));
         self.running && whole(Path::new(&self.report.directory)) == directory
     }
 
@@ -227,7 +239,17 @@ impl HostStatus {
             limit.outside = cgroups.outside(&limit.scope, members);
         }
         let (waiting, nics) = (host.store().waiting(), RunDir::at(run_dir).running());
-        HostStatus { limits, waiting, nics, fleet, fleet_left: None, agent }
+        let (fleet_left, agent_missed) = (None, None);
+        HostStatus { limits, waiting, nics, fleet, fleet_left, agent, agent_missed }
+    }
+
+    /// Looks whether the files of a directory ask for an agent that has not run since the host started.
+    pub fn look_for_agent(&mut self, run_dir: &Path, directory: &Path) {
+        if RunFiles::at(run_dir).is_new() {
+            let names = self.limits.iter().map(|limit| &*limit.name);
+            let names = names.chain(self.waiting.iter().map(|waits| &*waits.name)).collect();
+            self.agent_missed = missed(directory, &names, &Zoned::now());
+        }
     }
 
     /// Leaves what is known of one limit.
@@ -323,6 +345,12 @@ impl HostStatus {
         alarms.extend(self.limits.iter().flat_map(programs_before));
         alarms.extend(required);
         alarms.extend(agent.into_iter().flat_map(of_agent));
+        alarms.extend(self.agent_missed.iter().map(|why| {
+            format!(
+                "no agent has run since the host started, and {why}; start it with `systemctl enable --now \
+                 tidegate-agent`"
+            )
+        }));
         // Whoever may start a container, a pod or a program may not make a host's check fail.
         waiting.extend(agent.into_iter().flat_map(|agent| refused(&agent.report, true)));
         waiting.extend(agent.into_iter().flat_map(|agent| left_out(&agent.report, false)));
@@ -559,6 +587,7 @@ mod tests {
             fleet: None,
             fleet_left: None,
             agent: Some(agent),
+            agent_missed: None,
         };
         let Warnings { alarms, waiting } = status.warnings();
         assert_eq!(alarms, ["limit `tier` of a.toml is NOT ENFORCED: why"]);

@@ -14,6 +14,7 @@ use std::{
 };
 
 use clap::FromArgMatches;
+use tidegate_agent::directory;
 use tidegate_sys::store::DEFAULT_ROOT;
 
 use crate::args::{Cli, Verb};
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
         tidegate_sys::descriptors::allow_many();
     }
     tidegate_sys::names::use_built_in();
-    let (store, run_dir) = (&cli.bpffs, &cli.run_dir);
+    let (store, run_dir, files) = (&cli.bpffs, &cli.run_dir, directory::of(&cli.host_file));
     let done = match cli.verb {
         Verb::Run(args) => verbs::run::run(store, run_dir, &args),
         Verb::Limit(verb) => verbs::limit::run(store, run_dir, &cli.socket, &cli.host_file, verb),
@@ -46,7 +47,7 @@ fn main() -> ExitCode {
         Verb::Agent(args) => verbs::agent::run(store, run_dir, &args),
         Verb::AgentContainers(args) => verbs::agent::containers(&args),
         Verb::AgentPods(args) => verbs::agent::pods(&args),
-        Verb::Web(args) => verbs::web::run(store, run_dir, &cli.socket, &args),
+        Verb::Web(args) => verbs::web::run(store, (run_dir, files), &cli.socket, &args),
         Verb::WebServer(args) => verbs::web::serve(&args),
         Verb::History(args) => verbs::web::history(run_dir, &args),
         Verb::Burst(verb) => verbs::burst::run(&verb),
@@ -54,8 +55,8 @@ fn main() -> ExitCode {
         Verb::Check(args) => verbs::spec::check(&args),
         Verb::Plan(args) => verbs::spec::plan(store, run_dir, &args),
         Verb::Apply(args) => verbs::spec::apply(store, run_dir, &args),
-        Verb::Status(args) => verbs::status::all(store, run_dir, &cli.socket, args),
-        Verb::Doctor(args) => verbs::doctor::run(store, run_dir, &cli.socket, args),
+        Verb::Status(args) => verbs::status::all(store, (run_dir, files), &cli.socket, args),
+        Verb::Doctor(args) => verbs::doctor::run(store, (run_dir, files), &cli.socket, args),
         Verb::Monitor(args) => verbs::monitor::run(store, &args),
         Verb::Explain(args) => verbs::explain::run(store, &args),
         Verb::Top(args) => verbs::top::run(store, run_dir, &args),

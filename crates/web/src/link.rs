@@ -45,4 +45,6 @@ pub struct StatusHead {
     pub warnings: Warnings,
     /// The daemon of a fleet has died.
     pub fleet_died: bool,
+    /// An agent is missed that has not run since the host started.
+    pub agent_missed: bool,
 }

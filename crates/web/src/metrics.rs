@@ -9,7 +9,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::Registry,
 };
-use tidegate_agent::{agent::answers, report::LimitState};
+use tidegate_agent::{agent::answers, report::LimitState, status::AgentStatus};
 use tidegate_sys::{BUILD, intf::OUTCOME_TABLE};
 
 use crate::{
@@ -204,10 +204,12 @@ const METRICS: [Metric; 21] = [
     Metric::gauge(
         "agent_up",
         &[],
-        "1: the agent works; 0: it has ended, is stopped or hangs; absent: there has been none",
+        "1: the agent works; 0: it has ended, is stopped, hangs, or has not run since the host started; \
+         absent: nothing asks for it",
         |view, to| {
-            let agent = view.snapshot.agent.as_ref();
-            to.extend(agent.map(|agent| (Vec::new(), flag(agent.works()))));
+            let agent = view.snapshot.agent.as_ref().filter(|agent| agent.is_wanted());
+            let works = agent.map(AgentStatus::works).or(view.head.agent_missed.then_some(false));
+            to.extend(works.map(|works| (Vec::new(), flag(works))));
         },
     ),
     Metric::gauge(

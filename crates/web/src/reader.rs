@@ -52,6 +52,8 @@ const GROUP: &str = "tidegate";
 pub struct ReaderOptions {
     pub store: PathBuf,
     pub run_dir: PathBuf,
+    /// The directory of the agent's files.
+    pub files: PathBuf,
     /// The socket of the fleet's daemon.
     pub fleet: PathBuf,
     /// The socket that the server is given.
@@ -94,6 +96,7 @@ pub fn run(options: &ReaderOptions, started: impl FnOnce()) -> Result<(), Reader
     let reader = Reader {
         host,
         run_dir: options.run_dir.clone(),
+        files: options.files.clone(),
         fleet: ask_fleet(options.fleet.clone()),
         looks: Arc::new(()),
     };
@@ -161,6 +164,7 @@ fn ask_fleet(socket: PathBuf) -> Arc<Mutex<Fleet>> {
 struct Reader {
     host: Host,
     run_dir: PathBuf,
+    files: PathBuf,
     fleet: Arc<Mutex<Fleet>>,
     /// As many as are at work, and one.
     looks: Arc<()>,
@@ -198,10 +202,11 @@ impl Reader {
         let status = HostStatus::read(&self.host, &self.run_dir, fleet);
         let read = status.map_err(|e| e.to_string()).and_then(|mut status| {
             status.fleet_left = left;
+            status.look_for_agent(&self.run_dir, &self.files);
             let body = serde_json::to_string(&status).map_err(|e| e.to_string())?;
-            Ok((status.warnings(), status.fleet_left.is_some(), body))
+            Ok((status, body))
         });
-        let (warnings, fleet_died, body) = match read {
+        let (status, body) = match read {
             Ok(read) => read,
             Err(why) => return (Head::Failed(why), String::new()),
         };
@@ -210,8 +215,9 @@ impl Reader {
             unix_ns: u64::try_from(unix_ns).unwrap_or(u64::MAX),
             monotonic_ns: monotonic_ns(),
             took_ns: u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
-            warnings,
-            fleet_died,
+            warnings: status.warnings(),
+            fleet_died: status.fleet_left.is_some(),
+            agent_missed: status.agent_missed.is_some(),
         };
         (Head::Status(head), body)
     }

@@ -23,7 +23,12 @@ const LIMITS_FILE: &str = "/etc/tidegate/limits.toml";
 /// The file that the unit of the daemon wants.
 const FLEET_FILE: &str = "/etc/tidegate/fleet.toml";
 
-pub fn run(store: &Path, run_dir: &Path, socket: &Path, look: LookArgs) -> Result<ExitCode> {
+pub fn run(
+    store: &Path,
+    (run_dir, files): (&Path, &Path),
+    socket: &Path,
+    look: LookArgs,
+) -> Result<ExitCode> {
     let daemon = api::status(socket).is_ok_and(|running| running.is_some());
     let wanted = |file| Path::new(file).exists();
     let daemon = Service {
@@ -35,7 +40,7 @@ pub fn run(store: &Path, run_dir: &Path, socket: &Path, look: LookArgs) -> Resul
     };
     let agent = Service { wanted: wanted(LIMITS_FILE), ..agent(run_dir) };
     let services = vec![agent, daemon];
-    let limits = status::seen(store, run_dir, socket);
+    let limits = status::seen(store, (run_dir, files), socket);
     let seen = Seen { survey: Survey::take(store), limits, services };
     let report = judge(&seen);
     let mut out = output::stdout();

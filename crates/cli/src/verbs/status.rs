@@ -52,9 +52,14 @@ const COLUMNS: [Column; 14] = [
     ("DROPPED", Align::Right),
 ];
 
-/// Every limit, with those of the software NICs that run.
-pub fn all(store: &Path, run_dir: &Path, socket: &Path, how: StatusArgs) -> Result<ExitCode> {
-    show(store, run_dir, None, Some(socket), how)
+/// Every limit, with those of the software NICs that run. Files of the agent are in the second directory.
+pub fn all(
+    store: &Path,
+    (run_dir, files): (&Path, &Path),
+    socket: &Path,
+    how: StatusArgs,
+) -> Result<ExitCode> {
+    show(store, run_dir, None, Some((socket, files)), how)
 }
 
 /// Every limit that is on this host, or the one of this name.
@@ -67,15 +72,17 @@ pub fn status(
     show(store, run_dir, name, None, how)
 }
 
-/// Shows limits; with the socket of a daemon also what that, the agent and software NICs say.
+/// Shows limits; with the socket of a daemon and the directory of the agent's files also what these and
+/// software NICs say.
 fn show(
     store: &Path,
     run_dir: &Path,
     name: Option<&str>,
-    socket: Option<&Path>,
+    others: Option<(&Path, &Path)>,
     how: StatusArgs,
 ) -> Result<ExitCode> {
     let json = how.look.json;
+    let (socket, files) = others.unzip();
     let fleet = socket.and_then(daemon::running);
     let host = super::open(store)?;
     let listing = match name {
@@ -88,6 +95,7 @@ fn show(
     };
     let mut status = HostStatus::of(&host, &listing, run_dir, fleet);
     status.fleet_left = socket.and_then(api::left);
+    files.into_iter().for_each(|files| status.look_for_agent(run_dir, files));
     if let Some(name) = name {
         status.keep(name);
         if status.is_empty() {
@@ -290,10 +298,11 @@ fn warn(out: &mut impl Write, warnings: &Warnings, json: bool) -> Result<()> {
 }
 
 /// The limits of the host as `tidegate doctor` judges them; `None` if they cannot be read.
-pub fn seen(store: &Path, run_dir: &Path, socket: &Path) -> Option<Limits> {
+pub fn seen(store: &Path, (run_dir, files): (&Path, &Path), socket: &Path) -> Option<Limits> {
     let host = Host::open(store).ok()?;
     let mut status = HostStatus::read(&host, run_dir, None).ok()?;
     status.fleet_left = api::left(socket);
+    status.look_for_agent(run_dir, files);
     let Warnings { mut alarms, waiting } = status.warnings();
     alarms.extend(host.store().orphans().into_iter().map(|device| {
         format!(

@@ -32,7 +32,12 @@ const COLUMNS: [Column; 6] = [
     ("DROPPED/s", Align::Right),
 ];
 
-pub fn run(store: &Path, run_dir: &Path, fleet: &Path, args: &WebArgs) -> Result<ExitCode> {
+pub fn run(
+    store: &Path,
+    (run_dir, files): (&Path, &Path),
+    fleet: &Path,
+    args: &WebArgs,
+) -> Result<ExitCode> {
     let mut server = vec![SERVER.to_owned()];
     for address in &args.listen {
         server.extend(["--listen".to_owned(), address.to_string()]);
@@ -43,6 +48,7 @@ pub fn run(store: &Path, run_dir: &Path, fleet: &Path, args: &WebArgs) -> Result
     let options = ReaderOptions {
         store: store.to_owned(),
         run_dir: run_dir.to_owned(),
+        files: files.to_owned(),
         fleet: fleet.to_owned(),
         socket,
         server,

@@ -25,6 +25,7 @@ mod by_hand;
 mod device;
 mod engine;
 mod gate;
+mod missed;
 mod pods;
 mod rights;
 

@@ -44,6 +44,27 @@ fn a_daemon_that_has_died_is_down() {
     assert!(text.contains("\ntidegate_fleet_up 0\n"), "{text}");
 }
 
+/// As `tidegate status --check` has it.
+#[test]
+fn an_agent_is_down_if_something_asks_for_it() {
+    let up = |snapshot: &Snapshot, agent_missed| {
+        let (head, history) =
+            (StatusHead { agent_missed, ..StatusHead::default() }, History::default());
+        let text = render(View { snapshot, head: &head, history: &history }).unwrap();
+        text.lines().find_map(|line| line.strip_prefix("tidegate_agent_up ")?.parse::<u8>().ok())
+    };
+    let none = Snapshot::default();
+    assert_eq!((up(&none, false), up(&none, true)), (None, Some(0)));
+    let mut ended = snapshot();
+    assert_eq!(up(&ended, false), Some(1));
+    let agent = ended.agent.as_mut().unwrap();
+    agent.running = false;
+    assert_eq!(up(&ended, false), Some(0));
+    let agent = ended.agent.as_mut().unwrap();
+    (agent.report.limits, agent.report.managed) = Default::default();
+    assert_eq!(up(&ended, false), None, "its files ask for nothing");
+}
+
 #[test]
 fn a_name_ends_no_label() {
     let mut snapshot = snapshot();
