@@ -23,7 +23,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use crate::{directory, goal::Files};
+use crate::directory;
 
 /// Settings by their names, in words of the command line.
 pub type Given = [(&'static str, String)];

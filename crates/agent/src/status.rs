@@ -166,6 +166,8 @@ enum Row<'a> {
         #[serde(flatten, serialize_with = "tidegate_host::status::scope")]
         scope: &'a Scope,
         state: &'static str,
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        required: bool,
     },
     Kept(&'a LimitReport),
 }
@@ -230,6 +232,12 @@ impl HostStatus {
             let states = limits.iter().map(|l| (l.name.as_str(), (l.state, l.scope.to_string())));
             agent.compare(&states.collect(), &host.store().names().unwrap_or_default());
         }
+        for limit in &mut limits {
+            // One that was in force, and that no file of the agent has, must be there.
+            let kept = agent.as_ref().and_then(|agent| agent.limit(&limit.name));
+            let is_lost = limit.state == State::ScopeGone;
+            limit.required = kept.map_or(is_lost, |kept| kept.required);
+        }
         let keeps = agent.as_ref().filter(|agent| agent.running);
         // The agent has cgroups join that come after their limit.
         let is_kept = |name: &str| keeps.is_some_and(|agent| agent.limit(name).is_some());
@@ -282,6 +290,7 @@ impl HostStatus {
             name: &waits.name,
             scope: &waits.scope,
             state: WAITING,
+            required: waits.required,
         });
         self.limits.iter().map(Row::Pinned).chain(waits)
     }
@@ -290,15 +299,11 @@ impl HostStatus {
     pub fn warnings(&self) -> Warnings {
         let agent = self.agent.as_ref();
         let keeps = agent.filter(|agent| agent.running);
-        // Who waits is nothing to cry about, unless it must be there.
-        let is_required = |name: &str, otherwise: bool| {
-            let kept = agent.and_then(|agent| agent.limit(name));
-            kept.map_or(otherwise, |limit| limit.required)
-        };
         let is_refused = |name: &str| {
             let kept = keeps.and_then(|agent| agent.limit(name));
             kept.is_some_and(|limit| limit.state == LimitState::Refused)
         };
+        // Who waits is nothing to cry about, unless it must be there.
         let (mut waiting, mut required) = (Vec::new(), Vec::new());
         let users = names::users();
         let waits = self.waiting.iter().filter(|waits| !is_refused(&waits.name));
@@ -319,23 +324,23 @@ impl HostStatus {
             };
             if *is_required { required.push(line) } else { waiting.push(line) }
         }
-        for LimitStatus { name, scope, state, outside, .. } in &self.limits {
+        for LimitStatus { name, scope, state, outside, required: is_required, .. } in &self.limits {
             let line = match state {
                 State::NoMembers if is_refused(name) => continue,
                 State::NoMembers if outside.is_empty() => {
                     format!("limit `{name}` waits: {}", absent::nothing_on(scope, &users))
                 }
-                State::ScopeGone if !is_required(name, true) => {
+                State::ScopeGone if !is_required => {
                     format!("limit `{name}` waits: {scope} is gone")
                 }
                 _ => continue,
             };
-            if is_required(name, false) { required.push(line) } else { waiting.push(line) }
+            if *is_required { required.push(line) } else { waiting.push(line) }
         }
         let mut alarms: Vec<_> = self
             .limits
             .iter()
-            .filter(|l| l.state != State::ScopeGone || is_required(&l.name, true))
+            .filter(|l| l.state != State::ScopeGone || l.required)
             .filter_map(|l| {
                 let alarm = self.taken(l).or_else(|| alarm(&l.name, &l.scope, l.state))?;
                 Some(l.why.as_ref().map_or(alarm.clone(), |why| format!("{alarm} ({why})")))

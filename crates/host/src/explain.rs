@@ -564,6 +564,7 @@ fn applied(limit: &Live, earlier: &[Live], sample_ns: u64) -> Applied {
         scope,
         members,
         state,
+        required: _,
         parent,
         guarantee_bit_s,
         weight,

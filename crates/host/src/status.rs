@@ -45,6 +45,9 @@ pub struct LimitStatus {
     pub outside: Vec<String>,
     /// Whether it is enforced.
     pub state: State,
+    /// It must be in force: that its cgroup or device is away is an alarm.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub required: bool,
     /// The name of the limit that it is inside of.
     pub parent: Option<String>,
     /// What it has of that at least.
@@ -433,6 +436,7 @@ impl LimitStatus {
             scope,
             members: None,
             state: State::Broken,
+            required: false,
             parent,
             guarantee_bit_s: None,
             weight: None,
@@ -471,6 +475,7 @@ impl LimitStatus {
             scope,
             members: None,
             state,
+            required: false,
             parent: None,
             guarantee_bit_s: guarantee.map(Rate::bit_s),
             weight: class.map(|class| class.weight),
@@ -689,6 +694,7 @@ mod tests {
             name: "a".into(),
             scope: Scope::Cgroup("x".into()),
             state: State::ScopeGone,
+            required: false,
             parent: None,
             guarantee_bit_s: None,
             weight: None,

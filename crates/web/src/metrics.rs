@@ -1,7 +1,7 @@
 //! Metrics as OpenMetrics text, in base units: bytes and seconds. One table, `METRICS`, has every metric;
 //! the page `docs/metrics.md` is made from it.
 
-use std::{borrow::Cow, fmt};
+use std::{borrow::Cow, collections::BTreeSet, fmt};
 
 use prometheus_client::{
     collector::Collector,
@@ -9,7 +9,11 @@ use prometheus_client::{
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::Registry,
 };
-use tidegate_agent::{agent::answers, report::LimitState, status::AgentStatus};
+use tidegate_agent::{
+    agent::answers,
+    report::{LimitReport, LimitState},
+    status::AgentStatus,
+};
 use tidegate_sys::{BUILD, intf::OUTCOME_TABLE};
 
 use crate::{
@@ -24,7 +28,7 @@ mod fleet;
 /// [`SERIES_MAX`] series.
 pub const METRIC_LIMITS_MAX: usize = 1000;
 /// Series of a limit at most.
-pub const SERIES_MAX: usize = 50;
+pub const SERIES_MAX: usize = 51;
 /// What OpenMetrics text is called.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Before every name.
@@ -88,7 +92,7 @@ const DIRECTION: &[&str] = &["limit", "direction"];
 const OUTCOME: &[&str] = &["limit", "direction", "outcome"];
 
 /// Those of limits, the agent and this process; [`fleet::METRICS`] has the others.
-const METRICS: [Metric; 21] = [
+const METRICS: [Metric; 22] = [
     Metric::counter("limit_packets", OUTCOME, "Packets by outcome", |view, to| {
         by_outcome(view, to, |(packets, _)| packets);
     }),
@@ -165,7 +169,7 @@ const METRICS: [Metric; 21] = [
         for limit in limits(view) {
             to.push((text([&limit.name]), flag(limit.state == "in_force")));
         }
-        for limit in of_files_alone(view) {
+        for limit in missing(view) {
             to.push((text([&limit.name]), flag(false)));
         }
     }),
@@ -174,11 +178,27 @@ const METRICS: [Metric; 21] = [
         &["limit"],
         "1: what the limit is to be on does not exist",
         |view, to| {
+            let refused = of_files(view).filter(|limit| limit.state == LimitState::Refused);
+            let refused: BTreeSet<_> = refused.map(|limit| &*limit.name).collect();
             for limit in limits(view) {
-                to.push((text([&limit.name]), flag(limit.state == "waiting")));
+                let waits = limit.state == "waiting" && !refused.contains(&*limit.name);
+                to.push((text([&limit.name]), flag(waits)));
             }
-            for limit in of_files_alone(view) {
+            for limit in missing(view) {
                 to.push((text([&limit.name]), flag(limit.state == LimitState::Waiting)));
+            }
+        },
+    ),
+    Metric::gauge(
+        "limit_required",
+        &["limit"],
+        "1: the limit must be in force, also if what it is to be on does not exist",
+        |view, to| {
+            for limit in limits(view) {
+                to.push((text([&limit.name]), flag(limit.required)));
+            }
+            for limit in missing(view) {
+                to.push((text([&limit.name]), flag(limit.required)));
             }
         },
     ),
@@ -260,7 +280,7 @@ const AGENT_STATES: [(LimitState, &str); 4] = [
 
 /// Every metric, in the order in which it is written.
 pub fn all() -> impl Iterator<Item = &'static Metric> {
-    static OF_HOST: [Metric; 21] = METRICS;
+    static OF_HOST: [Metric; 22] = METRICS;
     static OF_FLEET: [Metric; 19] = fleet::METRICS;
     OF_HOST.iter().chain(&OF_FLEET)
 }
@@ -281,15 +301,19 @@ fn limits<'a>(view: View<'a>) -> impl Iterator<Item = &'a Limit> {
     view.snapshot.limits.iter().take(METRIC_LIMITS_MAX)
 }
 
-/// Limits of the agent's files that are not on the host, and do not wait there.
-fn of_files_alone<'a>(
-    view: View<'a>,
-) -> impl Iterator<Item = &'a tidegate_agent::report::LimitReport> {
-    let on_host: std::collections::BTreeSet<_> =
-        view.snapshot.limits.iter().map(|limit| &*limit.name).collect();
+/// What the agent says of the limits of its files; not of those that containers and pods ask for and cannot
+/// have.
+fn of_files<'a>(view: View<'a>) -> impl Iterator<Item = &'a LimitReport> {
+    let reports = view.snapshot.agent.iter().flat_map(|agent| &agent.report.limits);
+    reports.filter(|limit| !limit.guest)
+}
+
+/// Limits of the agent's files that are to be on the host, and are neither on it nor wait there.
+fn missing<'a>(view: View<'a>) -> impl Iterator<Item = &'a LimitReport> {
+    let on_host: BTreeSet<_> = view.snapshot.limits.iter().map(|limit| &*limit.name).collect();
     let room = METRIC_LIMITS_MAX.saturating_sub(on_host.len());
-    let of_files = view.snapshot.agent.iter().flat_map(|agent| &agent.report.limits);
-    of_files.filter(move |limit| !on_host.contains(&*limit.name)).take(room)
+    let shall_be = of_files(view).filter(|limit| limit.state != LimitState::Off);
+    shall_be.filter(move |limit| !on_host.contains(&*limit.name)).take(room)
 }
 
 fn directions<'a>(view: View<'a>) -> impl Iterator<Item = (&'a str, &'static str, &'a Direction)> {

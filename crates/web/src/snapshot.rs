@@ -23,6 +23,8 @@ pub struct Snapshot {
 pub struct Limit {
     pub name: String,
     pub state: String,
+    #[serde(default)]
+    pub required: bool,
     pub parent: Option<String>,
     pub scheme: Option<String>,
     pub egress: Option<Direction>,

@@ -177,6 +177,7 @@ fn root_agent_follows_a_unit_that_is_removed_and_made_again() {
     let reason = bed.wait_said("web", "waiting");
     assert_eq!(reason, format!("no unit `{unit}` runs"));
     assert_eq!(bed.check(), Some(3), "it is required");
+    assert_eq!(bed.status()["limits"][0]["required"], true);
     for _ in 0..3 {
         let cgroup = slice.make(&unit);
         whole(&cgroup);

@@ -65,6 +65,53 @@ fn an_agent_is_down_if_something_asks_for_it() {
     assert_eq!(up(&ended, false), None, "its files ask for nothing");
 }
 
+/// As `tidegate status --check` has it: what is off by schedule, and what a container may not have, is no
+/// limit that is lost; one that must be in force is, also while it waits.
+#[test]
+fn a_limit_that_is_lost_is_one_of_which_the_check_warns() {
+    let mut snapshot = snapshot();
+    snapshot.limits[2].required = true;
+    let report = &mut snapshot.agent.as_mut().unwrap().report;
+    let like = |name: &str, state| {
+        let name = name.to_owned();
+        LimitReport { name, state, ..report.limits[1].clone() }
+    };
+    let guest = LimitReport { guest: true, ..like("container-x", LimitState::Refused) };
+    let required = LimitReport { required: true, ..like("vm", LimitState::Waiting) };
+    let more = [
+        like("night", LimitState::Off),
+        guest,
+        required,
+        like("later", LimitState::Waiting),
+        // The host still has it as one that waits.
+        like("web", LimitState::Refused),
+    ];
+    report.limits.pop();
+    report.limits.extend(more);
+    let text = rendered(&snapshot);
+    let of = |metric: &str| -> BTreeMap<&str, u8> {
+        let series = text.lines().filter_map(|line| {
+            let (name, value) =
+                line.strip_prefix(metric)?.strip_prefix("{limit=\"")?.split_once("\"} ")?;
+            Some((name, value.parse().unwrap()))
+        });
+        series.collect()
+    };
+    let in_force = of("tidegate_limit_in_force");
+    let waiting = of("tidegate_limit_waiting");
+    let required = of("tidegate_limit_required");
+    let series = in_force.iter().map(|(name, is)| (*name, [*is, waiting[name], required[name]]));
+    let expected = [
+        ("batch", [1, 0, 0]),
+        ("later", [0, 1, 0]),
+        ("twice", [0, 0, 0]),
+        ("uplink", [0, 0, 0]),
+        ("vm", [0, 1, 1]),
+        ("web", [0, 0, 1]),
+    ];
+    assert_eq!(series.collect::<Vec<_>>(), expected);
+}
+
 #[test]
 fn a_name_ends_no_label() {
     let mut snapshot = snapshot();

@@ -105,6 +105,7 @@ pub(in crate::verbs) fn limit(
             name: name.clone(),
             scope: scope.clone(),
             state,
+            required: false,
             parent: None,
             guarantee_bit_s: None,
             weight: None,
