@@ -111,7 +111,7 @@ fn within(
         }));
     }
     let named = Spec { limits: named(files, goal), ..spec };
-    let noted = host.note_waiting(&named, &waits, false);
+    let noted = host.note_waiting(&named, &waits, |_| false);
     // Nobody asks any more for what has waited in vain.
     let mut gone = managed.iter().filter(|name| !goal.has(name));
     let forget = |name: &String| host.forget_waiting(name).map(drop);

@@ -218,7 +218,8 @@ Examples:
     /// Make the limits of this host match a spec file
     ///
     /// All or nothing: an error changes nothing. Limits that are not in the file are left alone unless
-    /// --prune is given; those of `tidegate-cni` always are. A changed rate is changed in
+    /// --prune is given; those that a running agent, `tidegate-cni` or the `tidegate run` of a user keeps
+    /// always are. A changed rate is changed in
     /// place: no packet and no connection is lost. Applying a file twice changes nothing. A limit whose
     /// cgroup or device does not exist waits; apply the file again when there is one.
     #[command(after_help = "\
@@ -449,7 +450,7 @@ pub struct CheckArgs {
 pub struct PlanArgs {
     /// The spec file; `-` reads standard input
     pub file: PathBuf,
-    /// Remove limits that are not in the file, except those of `tidegate-cni`
+    /// Remove limits that are not in the file and that nobody else keeps
     #[arg(long)]
     pub prune: bool,
     #[command(flatten)]

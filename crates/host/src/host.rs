@@ -370,8 +370,8 @@ impl LockedHost {
 }
 
 impl LockedHost {
-    /// Remembers which limits of a spec wait, and that its others do not. With `prune` those of other specs
-    /// are forgotten.
+    /// Remembers which limits of a spec wait, and that its others do not. Those of other specs are forgotten
+    /// that `prune` names.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -379,11 +379,11 @@ impl LockedHost {
         &mut self,
         spec: &Spec,
         waiting: &[Waits],
-        prune: bool,
+        prune: impl Fn(&str) -> bool,
     ) -> Result<(), StoreError> {
         let store = &self.host.store;
         for Waiting { name, .. } in store.waiting() {
-            if prune || spec.limits.iter().any(|limit| limit.name == name) {
+            if prune(&name) || spec.limits.iter().any(|limit| limit.name == name) {
                 store.wait_no_more(&self.lock, &name)?;
             }
         }

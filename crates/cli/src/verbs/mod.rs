@@ -17,6 +17,7 @@ pub mod detach;
 pub mod doctor;
 pub mod explain;
 pub mod generate;
+pub mod keepers;
 pub mod limit;
 pub mod monitor;
 pub mod nic;

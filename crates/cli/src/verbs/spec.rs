@@ -7,7 +7,7 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, bail};
 use jiff::{
     Zoned,
     civil::DateTime,
@@ -22,7 +22,6 @@ use tidegate_agent::{
     scan,
     status::AgentStatus,
 };
-use tidegate_cni::plugin::is_limit;
 use tidegate_core::{Rate, Scope, selector::SelectorKind};
 use tidegate_fleet::rates;
 use tidegate_host::{
@@ -47,6 +46,7 @@ use crate::{
     verbs::{
         self,
         daemon::{GroupJson, GroupPlanJson, Groups},
+        keepers::Keepers,
     },
 };
 
@@ -108,12 +108,15 @@ pub fn plan(store: &Path, run_dir: &Path, args: &PlanAtArgs) -> Result<ExitCode>
     let at = at.map_or_else(|| Ok(Zoned::now()), moment)?;
     let host = verbs::open(store)?;
     let present = host.present()?;
+    let keepers = Keepers::find(run_dir, &host.store().path(), &spec, &present);
     let now = resolved(spec.clone(), &host, &at)?;
     let is_followed = is_followed(run_dir, args);
     let (wanted, waiting) = now.wanted(&host, &present, is_followed)?;
-    let plan = planned(&now.spec, &present, &wanted, (&waiting, &now.goal.off), args.prune)?;
+    let prune = Prune { is_asked: args.prune, keepers: &keepers };
+    let plan = planned(&now.spec, &present, &wanted, (&waiting, &now.goal.off), prune)?;
     let groups = Groups::look(&spec, false);
-    print(&spec, run_dir, &plan, (&waiting, &now.goal.reports), args, (&groups, false))?;
+    let reports = &now.goal.reports;
+    print(&spec, run_dir, (&plan, &keepers), (&waiting, reports), args, (&groups, false))?;
     let is_same = plan.actions.is_empty() && groups.is_same();
     Ok(if is_same { ExitCode::SUCCESS } else { refusal::CHANGES.into() })
 }
@@ -135,11 +138,12 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
     let agent = AgentStatus::running(run_dir, &host.store().path());
     let mut host = host.lock()?;
     host.force(*force);
-    let done = apply_locked(&mut host, &spec, args.prune, is_followed(run_dir, args));
+    let done = apply_locked(&mut host, &spec, run_dir, args);
     verbs::close(host);
-    let (plan, now, waiting) = done?;
+    let Applied { plan, now, waiting, keepers } = done?;
     let groups = Groups::look(&spec, true);
-    print(&spec, run_dir, &plan, (&waiting, &now.goal.reports), args, (&groups, true))?;
+    let reports = &now.goal.reports;
+    print(&spec, run_dir, (&plan, &keepers), (&waiting, reports), args, (&groups, true))?;
     if let Some(agent) = agent.filter(|agent| !agent.keeps(&args.file)) {
         let kept = plan.actions.iter().filter_map(|action| agent.limit(action.name()));
         for LimitReport { name, file, .. } in kept {
@@ -155,23 +159,46 @@ pub fn apply(store: &Path, run_dir: &Path, args: &ApplyArgs) -> Result<ExitCode>
     Ok(ExitCode::SUCCESS)
 }
 
+/// What was done.
+struct Applied<'a> {
+    plan: Plan,
+    now: Resolved,
+    waiting: Vec<Waits>,
+    keepers: Keepers<'a>,
+}
+
 /// Looks at the host, which nobody else changes now, and makes it as the spec says.
-fn apply_locked(
+fn apply_locked<'a>(
     host: &mut LockedHost,
-    spec: &Spec,
-    prune: bool,
-    is_followed: bool,
-) -> Result<(Plan, Resolved, Vec<Waits>)> {
+    spec: &'a Spec,
+    run_dir: &Path,
+    args: &PlanArgs,
+) -> Result<Applied<'a>> {
     let now = resolved(spec.clone(), host.host(), &Zoned::now())?;
     let present = host.host().present()?;
-    let (wanted, waiting) = now.wanted(host.host(), &present, is_followed)?;
+    let keepers = Keepers::find(run_dir, &host.host().store().path(), spec, &present);
+    let (wanted, waiting) = now.wanted(host.host(), &present, is_followed(run_dir, args))?;
+    let prune = Prune { is_asked: args.prune, keepers: &keepers };
     let plan = planned(&now.spec, &present, &wanted, (&waiting, &now.goal.off), prune)?;
     if !plan.actions.is_empty() {
         host.reserve_journal()?;
     }
     apply::apply(host, &plan.actions)?;
-    host.note_waiting(spec, &waiting, prune)?;
-    Ok((plan, now, waiting))
+    host.note_waiting(spec, &waiting, |name| prune.takes(name))?;
+    Ok(Applied { plan, now, waiting, keepers })
+}
+
+/// Which limits go that are not in the file.
+#[derive(Clone, Copy)]
+struct Prune<'a> {
+    is_asked: bool,
+    keepers: &'a Keepers<'a>,
+}
+
+impl Prune<'_> {
+    fn takes(self, name: &str) -> bool {
+        self.is_asked && self.keepers.of(name).is_none()
+    }
 }
 
 /// A spec as it is now on this host: selectors have found their cgroups.
@@ -233,31 +260,43 @@ fn planned(
     present: &[Present],
     wanted: &[Wanted],
     (waiting, off): (&[Waits], &BTreeSet<String>),
-    prune: bool,
+    prune: Prune<'_>,
 ) -> Result<Plan> {
-    if prune && spec.blank {
+    if prune.is_asked && spec.blank {
         let (file, must) = (&spec.file, "write `limit = []` if this host shall have no limits");
         return Err(UsageError(format!("{file}: nothing is written in it; {must}")).into());
     }
     let wanted = rates::kept(spec, present, wanted);
-    let prune = |name: &str| prune && !is_limit(name) || off.contains(name);
-    let present = absent::set_aside(present, &wanted, waiting, prune);
-    let mut plan = plan::plan_pruning(&present, &wanted, prune).map_err(|e| match e {
+    let goes = |name: &str| prune.takes(name) || off.contains(name);
+    let present = absent::set_aside(present, &wanted, waiting, goes);
+    let mut plan = plan::plan_pruning(&present, &wanted, goes).map_err(|e| match e {
         PlanError::Family(e) => spec.locate(e).map_or_else(anyhow::Error::from, Into::into),
-        PlanError::ScopeTaken { name, scope, other } if is_limit(&other) => anyhow!(
-            "limit `{name}`: {scope} already has limit `{other}`, which `tidegate-cni` removes with its \
-             container"
-        ),
-        e => e.into(),
+        e => kept(&e, prune.keepers).map_or_else(|| e.into(), |kept| UsageError(kept).into()),
     })?;
     rates::begin_alone(spec, &mut plan);
     Ok(plan)
 }
 
+/// That the place of a limit is taken by one that somebody keeps: pruning would not remove it.
+fn kept(error: &PlanError, keepers: &Keepers<'_>) -> Option<String> {
+    let (name, scope, other, prefix) = match error {
+        PlanError::ScopeTaken { name, scope, other } => (name, scope, other, String::new()),
+        PlanError::PrefixTaken { name, scope, prefix, other } => {
+            (name, scope, other, format!(" for {prefix}"))
+        }
+        _ => return None,
+    };
+    let keeper = keepers.of(other)?;
+    let until = keeper.until();
+    Some(format!(
+        "limit `{name}`: {scope} already has limit `{other}`{prefix}, which {keeper} removes {until}"
+    ))
+}
+
 fn print(
     spec: &Spec,
     run_dir: &Path,
-    plan: &Plan,
+    (plan, keepers): (&Plan, &Keepers<'_>),
     (waiting, reports): (&[Waits], &[LimitReport]),
     args: &PlanArgs,
     (groups, applied): (&Groups<'_>, bool),
@@ -307,7 +346,7 @@ fn print(
             PlanJson { file, actions, waiting, left_out, schedules, unmanaged, nics, groups };
         writeln!(out, "{}", serde_json::to_string_pretty(&plan)?)?;
     } else {
-        print_text(&mut out, spec, plan, (waiting, reports), (groups, applied))?;
+        print_text(&mut out, spec, (plan, keepers), (waiting, reports), (groups, applied))?;
         if !is_followed && reports.iter().any(|report| report.next_change.is_some()) {
             let line = "! nobody follows these schedules: apply the file again at each change, or have \
                         `tidegate agent` keep it";
@@ -324,7 +363,7 @@ fn print(
 fn print_text(
     out: &mut impl Write,
     spec: &Spec,
-    plan: &Plan,
+    (plan, keepers): (&Plan, &Keepers<'_>),
     (waiting, reports): (&[Waits], &[LimitReport]),
     (groups, applied): (&Groups<'_>, bool),
 ) -> io::Result<()> {
@@ -385,12 +424,11 @@ fn print_text(
             writeln!(out, "  {}: {words}", report.name)?;
         }
     }
-    for name in &plan.unmanaged {
-        let who = match is_limit(name) {
-            true => "`tidegate-cni` removes it with its container",
-            false => "--prune removes it",
-        };
-        writeln!(out, "  {name}: not in the file, left alone ({who})")?;
+    for name in plan.unmanaged.iter().filter(|name| keepers.of(name).is_none()) {
+        writeln!(out, "  {name}: not in the file, left alone (--prune removes it)")?;
+    }
+    if let Some(kept) = keepers.words(plan.unmanaged.iter().map(String::as_str)) {
+        writeln!(out, "  {kept}")?;
     }
     let is_same = plan.actions.is_empty() && groups.is_same();
     if is_same && !waiting.is_empty() {

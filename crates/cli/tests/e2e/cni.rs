@@ -143,13 +143,14 @@ fn root_cni_limits_a_container_until_it_is_deleted() {
     let mut apply = runtime.host(env!("CARGO_BIN_EXE_tidegate"));
     let said = apply.args(["apply", "--prune"]).arg(file).output().unwrap().stdout;
     let said = String::from_utf8(said).unwrap();
-    assert!(said.contains("`tidegate-cni` removes it with its container"), "{said}");
+    assert!(said.contains("1 limit of others stays: 1 of `tidegate-cni`"), "{said}");
     let taken = "[[limit]]\nname = \"a\"\nscope = { port = \"eth0\" }\negress = \"1mbit\"\n";
     let file = runtime.place.file("taken.toml", taken);
     let mut apply = runtime.host(env!("CARGO_BIN_EXE_tidegate"));
     let refused = apply.args(["apply", "--prune"]).arg(file).output().unwrap();
     let said = String::from_utf8(refused.stderr).unwrap();
     assert!(said.contains("`tidegate-cni` removes with its container"), "{said}");
+    assert_eq!(refused.status.code(), Some(1));
     runtime.ok("CHECK", &asked);
     let traffic = bed.free(&bed.sender, &format!("3 2 0 {RECEIVER}"));
     is_held(&traffic, LIMIT_BIT_S, BURST_BYTES);

@@ -121,6 +121,65 @@ fn root_users_run_is_limited_by_the_agent() {
 }
 
 #[test]
+fn root_prune_leaves_alone_what_the_agent_and_runs_of_users_keep() {
+    need_root!();
+    let place = Place::new();
+    let bed = Bed::new(&place);
+    let groups = ["kept", "by-hand", "around"].map(|name| place.child(name));
+    let [kept, by_hand, around] = groups.each_ref().map(|group| group.path());
+    let inside = place.hierarchy.create(&groups[2], "inside").unwrap();
+    let limit = |name: &str, cgroup: &str, more: &str| {
+        format!("[[limit]]\nname = \"{name}\"\nscope = {{ cgroup = \"{cgroup}\" }}\n{more}\n")
+    };
+    let rate = "egress = \"9mbit\"";
+    let text = limit("kept", kept, rate)
+        + &limit("inside", inside.path(), "parent = \"around\"\nweight = 10")
+        + &limit("later", "none", rate);
+    for (name, cgroup) in [("by-hand", by_hand), ("around", around)] {
+        place.ok(&["limit", "add", name, "--cgroup", cgroup, "--egress", "20mbit"]);
+    }
+    fs::write(bed.dir().join("etc/a.toml"), text).unwrap();
+    let agent = bed.agent();
+    let (mut child, group, _objects) = bed.start();
+    let run = group.path().rsplit('/').next().unwrap();
+    let mut all =
+        ["around", "by-hand", "inside", "kept", run, "~later"].map(str::to_owned).to_vec();
+    all.sort();
+    let has = |names: &[String]| {
+        let mut is = place.limits();
+        is.sort();
+        is == names
+    };
+    // The agent has said so, too.
+    wait_for("all limits", || {
+        let status = place.json(&["status", "--json"]);
+        let said = status["agent"]["limits"].as_array()?.iter();
+        let in_force = said.filter(|limit| limit["state"] == "in_force").count();
+        (in_force == 2 && has(&all)).then_some(())
+    });
+    let none = place.file("none.toml", "limit = []\n");
+    let apply = ["apply", "--prune", none.to_str().unwrap()];
+    let stay = "4 limits of others stay: 3 of `tidegate agent`, 1 of `tidegate run`";
+    let plan = place.ok(&["plan", none.to_str().unwrap()]);
+    assert!(plan.contains("by-hand: not in the file") && plan.contains(stay), "{plan}");
+    let said = place.ok(&apply);
+    assert!(said.contains("- by-hand on") && said.contains(stay), "{said}");
+    assert!(said.contains("0 added, 0 changed, 1 removed"), "{said}");
+    all.retain(|name| name != "by-hand");
+    assert!(has(&all), "{:?}", place.limits());
+    let taken = place.file("taken.toml", &limit("mine", kept, rate));
+    let (code, said) = place.refused(&["apply", "--prune", taken.to_str().unwrap()]);
+    let who = "limit `kept`, which `tidegate agent` removes when its files";
+    assert!(code == 1 && said.contains(who), "{code} {said}");
+    // With its command and its agent they are nobody's.
+    drop(child.0.stdin.take());
+    assert_eq!(child.exit_code(), 0);
+    drop(agent);
+    assert!(place.ok(&apply).contains("3 removed"));
+    assert!(place.limits().is_empty());
+}
+
+#[test]
 fn root_users_limit_ends_with_the_run_and_outlives_the_agent() {
     need_root!();
     let place = Place::new();
