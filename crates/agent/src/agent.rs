@@ -28,6 +28,7 @@ use tidegate_sys::cgroup::MAX_CGROUPS;
 use crate::{
     child::Line,
     decisions::{Asked, Decisions},
+    engines::START_PODMAN,
     goal::{Files, Goal, Move, goal},
     report::{GateReport, GateState, LimitState, Report},
 };
@@ -607,7 +608,7 @@ impl Agent {
     /// Which engines of containers do not answer, in words; `None` if all do.
     fn silent_engines(&self) -> Option<String> {
         if self.engine_states.is_empty() {
-            return Some("no engine of containers has been found".to_owned());
+            return Some(format!("no engine of containers answers; for Podman: {START_PODMAN}"));
         }
         let silent = self.engine_states.iter().filter(|(_, state)| !answers(state));
         let silent = silent.map(|(socket, state)| {

@@ -47,6 +47,9 @@ pub struct Engines {
     engines: BTreeMap<String, Engine>,
     /// A socket that is there and not asked, as there are too many.
     left_out: Option<String>,
+    /// Podman, and whether it is here without a socket.
+    podman: PathBuf,
+    is_podman_silent: bool,
     looked: Option<Duration>,
 }
 
@@ -64,11 +67,26 @@ pub const SOCKETS: [&str; 4] = [
     "/run/user/*/podman/podman.sock",
 ];
 
+/// Where distributions have Podman, which runs containers also without a socket.
+const PODMAN: &str = "/usr/bin/podman";
+const PODMAN_SOCKET: &str = "podman/podman.sock";
+/// Gives Podman its socket.
+pub const START_PODMAN: &str = "`systemctl enable --now podman.socket` (rootless: `systemctl --user \
+                                enable --now podman.socket`)";
+
 impl Engines {
     /// Asks by `program agent-containers SOCKET`.
     #[must_use]
     pub fn new(program: PathBuf, sockets: Vec<PathBuf>) -> Engines {
-        Engines { program, places: sockets, engines: BTreeMap::new(), left_out: None, looked: None }
+        Engines {
+            program,
+            places: sockets,
+            engines: BTreeMap::new(),
+            left_out: None,
+            podman: PODMAN.into(),
+            is_podman_silent: false,
+            looked: None,
+        }
     }
 
     /// Starts what is due; what is not asked for ends.
@@ -116,6 +134,7 @@ impl Engines {
                 self.engines.insert(socket, Engine { asker: Asker::new(now), owner });
             }
         }
+        self.look_for_podman(events);
         let socket = left_out.as_ref().map(|(socket, _)| socket.clone());
         if socket == self.left_out {
             return;
@@ -129,7 +148,25 @@ impl Engines {
         }
     }
 
+    /// Podman without a socket is away: nobody hears of its containers.
+    fn look_for_podman(&mut self, events: &mut Vec<Event>) {
+        let is_its = |place: &&PathBuf| place.ends_with(PODMAN_SOCKET);
+        let of_host = |place: &&PathBuf| !place.to_string_lossy().contains('*');
+        let Some(place) = self.places.iter().filter(is_its).find(of_host) else { return };
+        let socket = place.to_string_lossy().into_owned();
+        let is_served = self.engines.keys().any(|known| known.ends_with(PODMAN_SOCKET));
+        let is_silent = !is_served && self.podman.exists();
+        let was_silent = std::mem::replace(&mut self.is_podman_silent, is_silent);
+        if is_silent && !was_silent {
+            let why = format!("Podman has no socket; type {START_PODMAN}");
+            events.push(event(&socket, None, Line::Away(why)));
+        } else if was_silent && !is_silent && !self.engines.contains_key(&socket) {
+            events.push(Event::EngineGone { socket, owner: None });
+        }
+    }
+
     fn end(&mut self) {
+        self.is_podman_silent = false;
         self.left_out = None;
         std::mem::take(&mut self.engines).into_values().for_each(|engine| engine.asker.end());
     }
@@ -266,5 +303,48 @@ mod tests {
         let (away, gone, left_out) = keep(3);
         assert_eq!((gone, left_out), (vec![first.clone(), last.clone()], vec![]));
         assert!(away.contains(&last) && !away.contains(&first));
+    }
+
+    #[test]
+    fn podman_without_a_socket_is_away_until_it_or_that_of_a_user_has_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let socket = at(PODMAN_SOCKET).display().to_string();
+        let places = [at("docker.sock"), at(PODMAN_SOCKET), at("user/*/podman/podman.sock")];
+        let bind = |name: &str| {
+            fs::create_dir_all(at(name).parent().unwrap()).unwrap();
+            drop(UnixListener::bind(at(name)).unwrap());
+        };
+        let looks = |installed: bool| {
+            let mut engines = Engines::new(at("no-program"), places.to_vec());
+            engines.podman = if installed { dir.path().to_owned() } else { at("none") };
+            engines
+        };
+        // What is said of Podman's socket; of the others only that they are away.
+        let said = |engines: &mut Engines, looks: u32| {
+            let said =
+                engines.keep(true, LOOK * looks).into_iter().filter_map(|event| match event {
+                    Event::Engine { socket: of, line: Line::Away(why), .. } if of == socket => {
+                        Some(why)
+                    }
+                    Event::EngineGone { socket: of, .. } if of == socket => Some("gone".to_owned()),
+                    _ => None,
+                });
+            said.collect::<Vec<_>>()
+        };
+        bind("docker.sock");
+        assert_eq!(said(&mut looks(false), 0), [""; 0]);
+        let away = format!("Podman has no socket; type {START_PODMAN}");
+        let mut engines = looks(true);
+        assert_eq!(said(&mut engines, 0), [away.as_str()]);
+        assert_eq!(said(&mut engines, 1), [""; 0], "once");
+        bind("user/100/podman/podman.sock");
+        assert_eq!(said(&mut engines, 2), ["gone"]);
+        fs::remove_dir_all(at("user/100")).unwrap();
+        assert_eq!(said(&mut engines, 3), [away.as_str()], "its user has logged out");
+        // Its child cannot be started here, and says why.
+        bind(PODMAN_SOCKET);
+        let last = said(&mut engines, 4);
+        assert!(last.len() == 1 && last[0] != away && last[0] != "gone", "{last:?}");
     }
 }

@@ -656,7 +656,10 @@ fn a_limit_that_waits_for_a_container_names_the_engine_that_is_away() {
     bed.write("[[limit]]\nname = \"w\"\nscope = { container = \"web\" }\negress = \"1mbit\"\n");
     let reason = |bed: &Bed| bed.report.limits[0].reason.clone().unwrap();
     let none = "no container `web` runs";
-    assert_eq!(reason(&bed), format!("{none}; no engine of containers has been found"));
+    let how = "`systemctl enable --now podman.socket` (rootless: `systemctl --user enable --now \
+               podman.socket`)";
+    let no_engine = format!("{none}; no engine of containers answers; for Podman: {how}");
+    assert_eq!(reason(&bed), no_engine);
     let says = |line| engine("/run/x.sock", None, line);
     bed.handle(says(Line::Asked));
     assert_eq!(reason(&bed), format!("{none}; /run/x.sock has not answered yet"));

@@ -3,7 +3,9 @@
 use std::{fs, io::Write, os::unix::fs::MetadataExt, path::Path, process::ExitCode};
 
 use anyhow::Result;
-use tidegate_agent::{agent::answers, report::GateState, status::AgentStatus};
+use tidegate_agent::{
+    agent::answers, directory, engines::START_PODMAN, report::GateState, status::AgentStatus,
+};
 use tidegate_fleet::api;
 use tidegate_host::{
     doctor::{Finding, Report, Seen, Service, Verdict, judge},
@@ -76,6 +78,16 @@ fn agent(run_dir: &Path) -> Service {
                 agent.lacks.push((line, "limits stay as they are until it answers".to_owned()))
             }
         }
+    }
+    let is_socket = |name: &String| name.starts_with('/');
+    let files = directory::read(Path::new(&status.report.directory));
+    if files.ask_for_containers() && !status.report.engines.keys().any(is_socket) {
+        agent.lacks.push((
+            "its files ask for containers, and no engine of containers has a socket".to_owned(),
+            format!(
+                "for Podman {START_PODMAN}; for Docker `systemctl enable --now docker.service`"
+            ),
+        ));
     }
     // Without the group it is for root alone.
     match fs::metadata(run_dir.join(SOCKET)).is_ok_and(|meta| meta.mode() & 0o060 != 0) {

@@ -198,7 +198,20 @@ fn root_agent_limits_containers_by_name_and_by_their_labels() {
     bed.write("a.toml", &text);
     let mut agent = bed.start();
     let reason = bed.wait_said("web", "waiting");
-    assert_eq!(reason, "no container `web` runs; no engine of containers has been found");
+    let none =
+        "no container `web` runs; no engine of containers answers; for Podman: `systemctl enable";
+    assert!(reason.starts_with(none), "{reason}");
+    let doctor = || {
+        let output = bed.tidegate().arg("doctor").output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let no_socket = "its files ask for containers, and no engine of containers has a socket";
+    let said = doctor();
+    let line = said.lines().find(|line| line.contains(no_socket));
+    assert!(
+        line.is_some_and(|line| line.starts_with("warning") && line.contains("podman.socket")),
+        "{said}"
+    );
     let engine = Engine::start(socket.clone());
     let (web, db) = (id('c'), id('d'));
     engine.add(&web, "web", &json!({}));
@@ -243,6 +256,8 @@ fn root_agent_limits_containers_by_name_and_by_their_labels() {
     // The engine is away: its containers are held.
     drop(engine);
     engine_is("away: ");
+    let said = doctor();
+    assert!(said.contains("limits stay as they are") && !said.contains(no_socket), "{said}");
     assert!(Objects::on(&scope).is_whole() && Objects::on(&other).is_whole());
     slice.remove(&other);
     let engine = Engine::start(socket);
