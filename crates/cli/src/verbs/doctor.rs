@@ -20,6 +20,10 @@ use crate::{
     verbs::status,
 };
 
+/// What to do where new cgroups cannot be held.
+const HOLD: &str = "boot a kernel with CONFIG_BPF_EVENTS=y and CONFIG_DEBUG_INFO_BTF=y, and start the \
+                    agent by its unit, which has the capabilities; until then a service that starts is \
+                    limited some milliseconds late";
 /// The file of the agent that comes with packages.
 const LIMITS_FILE: &str = "/etc/tidegate/limits.toml";
 /// The file that the unit of the daemon wants.
@@ -65,8 +69,7 @@ fn agent(run_dir: &Path) -> Service {
     let lines = status::gate_lines(gate);
     match gate.state {
         GateState::Unavailable => {
-            let advice = "a service that starts is limited some milliseconds late".to_owned();
-            agent.lacks.extend(lines.into_iter().map(|line| (line, advice.clone())));
+            agent.lacks.extend(lines.into_iter().map(|line| (line, HOLD.to_owned())));
         }
         _ => agent.does.extend(lines),
     }
@@ -74,9 +77,7 @@ fn agent(run_dir: &Path) -> Service {
         let line = format!("{socket}: {state}");
         match answers(state) {
             true => agent.does.push(line),
-            false => {
-                agent.lacks.push((line, "limits stay as they are until it answers".to_owned()))
-            }
+            false => agent.lacks.push((line, cure(socket, state))),
         }
     }
     let is_socket = |name: &String| name.starts_with('/');
@@ -101,6 +102,23 @@ fn agent(run_dir: &Path) -> Service {
     agent
 }
 
+/// What to do about an engine, or the API server, that does not answer.
+fn cure(socket: &str, state: &str) -> String {
+    let user = if socket.starts_with("/run/user/") { " --user" } else { "" };
+    let start = match socket.rsplit('/').next() {
+        // That says it itself.
+        _ if state.contains(START_PODMAN) => None,
+        _ if !socket.starts_with('/') => {
+            Some("see whether `kubectl get --raw /readyz` answers here".to_owned())
+        }
+        Some("docker.sock") => Some(format!("systemctl{user} start docker.service")),
+        Some("podman.sock") => Some(format!("systemctl{user} start podman.socket")),
+        _ => Some("start that engine".to_owned()),
+    };
+    let start = start.map_or_else(String::new, |start| format!("{start}; "));
+    format!("{start}limits stay as they are until it answers")
+}
+
 fn print(out: &mut impl Write, paint: Paint, report: &Report) -> Result<()> {
     let about = report.findings.iter().map(|finding| finding.about.len()).max().unwrap_or(0);
     for Finding { about: what, verdict, found, advice } in &report.findings {
@@ -117,4 +135,25 @@ fn print(out: &mut impl Write, paint: Paint, report: &Report) -> Result<()> {
         writeln!(out, "No limit can work here.")?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_that_is_away_has_a_cure() {
+        let podman = format!("away: Podman has no socket; type {START_PODMAN}");
+        for (socket, state, what) in [
+            ("/run/docker.sock", "away: refused", "systemctl start docker.service; "),
+            ("/run/user/1000/docker.sock", "away: x", "systemctl --user start docker.service; "),
+            ("/run/podman/podman.sock", "has not answered yet", "systemctl start podman.socket; "),
+            ("/run/podman/podman.sock", &podman, ""),
+            ("/srv/engine.sock", "away: x", "start that engine; "),
+            ("pods of node a", "away: x", "see whether `kubectl get --raw /readyz` answers here; "),
+        ] {
+            let said = cure(socket, state);
+            assert_eq!(said, format!("{what}limits stay as they are until it answers"), "{socket}");
+        }
+    }
 }
