@@ -5,6 +5,7 @@
 #   restarts  a limited service restarts under downloads; its limit is on again each time
 #   killed    the agent is killed; the limit holds, and the next agent takes over
 #   stopped   the agent is stopped and started
+#   hangs     a signal stops the agent; the limit holds, and systemd's watchdog has another agent take over
 #   full      the agent's directory is full while it restarts
 #   oom       the agent has no memory; the limit holds, and the next agent takes over
 #   service   the limited service is killed, has no memory, stops and starts; its limit is on again each time
@@ -26,7 +27,7 @@ here=${BASH_SOURCE%/*}
 source "$here/checks.sh"
 source "$here/traffic.sh"
 
-checks=(install restarts killed stopped full oom service page user run upgrade)
+checks=(install restarts killed stopped hangs full oom service page user run upgrade)
 [ "$word" != reboot ] || checks=(reboot purge)
 prefix=$word
 # Where these scripts are while the machine boots, and what the host was before.
@@ -139,6 +140,21 @@ check_killed() {
 check_stopped() {
 	works && mark && systemctl stop tidegate-agent && in_force web && flows && ! active &&
 		systemctl start tidegate-agent && in_force web && systemctl restart web && flows && held 1 && in_force web
+}
+
+check_hangs() {
+	local agent code=0 unit=/run/systemd/system/tidegate-agent.service.d
+	# As shipped: an emulated machine has another watchdog, which would take too long.
+	mkdir -p "$unit"
+	printf '[Service]\nWatchdogSec=60s\n' >"$unit/hangs.conf"
+	systemctl daemon-reload && systemctl restart tidegate-agent && works && mark web || code=1
+	agent=$(property MainPID)
+	((code == 0)) && kill -STOP "$agent" && in_force web && flows && until_true other_agent "$agent" && in_force web &&
+		flows && held && in_time web 1 || code=1
+	rm "$unit/hangs.conf"
+	systemctl daemon-reload
+	# The next one decides as ever.
+	((code == 0)) && systemctl restart web && flows && until_true in_force web
 }
 
 check_full() {
