@@ -39,11 +39,13 @@ pub struct Kernel {
     pub htb: bool,
     /// Devices of kind ifb, to which incoming packets are redirected before they meet a qdisc.
     pub ifb: bool,
+    /// The qdisc fq.
+    pub fq: bool,
 }
 
 impl Kernel {
     /// One that has everything.
-    pub const WHOLE: Kernel = Kernel { htb: true, ifb: true };
+    pub const WHOLE: Kernel = Kernel { htb: true, ifb: true, fq: true };
 }
 
 /// The scheme of a limit that names none.
@@ -72,6 +74,8 @@ pub enum Why {
     NoHtb,
     /// The kernel has no ifb.
     NoIfb,
+    /// The kernel has no fq.
+    NoFq,
 }
 
 /// No scheme is as asked.
@@ -101,6 +105,7 @@ impl fmt::Display for Why {
             Why::Alone(scheme) => write!(f, "`{scheme}` neither has a parent nor is one"),
             Why::NoHtb => f.write_str("the kernel has no HTB"),
             Why::NoIfb => f.write_str("the kernel has no ifb"),
+            Why::NoFq => f.write_str("the kernel has no fq"),
         }
     }
 }
@@ -123,7 +128,7 @@ impl FromStr for Why {
             }
             .ok_or(());
         }
-        let plain = [Why::Cgroup, Why::Device, Why::InDevice, Why::NoHtb, Why::NoIfb];
+        let plain = [Why::Cgroup, Why::Device, Why::InDevice, Why::NoHtb, Why::NoIfb, Why::NoFq];
         plain.into_iter().find(|why| alloc::format!("{why}") == text).ok_or(())
     }
 }
@@ -159,6 +164,7 @@ fn against(scheme: Scheme, request: &Request<'_>, kernel: Kernel) -> Option<Why>
     match info.qdisc {
         Some("htb") if !kernel.htb => Some(Why::NoHtb),
         Some("htb") if !kernel.ifb && request.fields.contains(&incoming) => Some(Why::NoIfb),
+        Some("fq") if !kernel.fq => Some(Why::NoFq),
         _ => None,
     }
 }
@@ -190,11 +196,12 @@ pub fn choose(request: &Request<'_>, kernel: Kernel) -> Result<Choice, NoScheme>
     Err(NoScheme(refused))
 }
 
-/// One row of [`CASES`]: what is limited, with which settings beside its rates, and what is picked why.
+/// One row of [`CASES`]: what is limited, with which settings beside its rates, and the scheme that is
+/// picked; empty if none fits.
 type Case = (&'static str, &'static str, &'static str);
 
 /// The table of the documentation: which scheme `auto` picks when.
-pub const CASES: [Case; 14] = [
+pub const CASES: [Case; 15] = [
     ("a cgroup, alone or in a tree of cgroups", "", "pace"),
     ("a cgroup", "pace_ceiling", "nrm"),
     ("a cgroup", "meter, actions, fair", "police"),
@@ -209,6 +216,7 @@ pub const CASES: [Case; 14] = [
     ("a device with ingress, without ifb in the kernel", "", "police"),
     ("a port with egress, without ifb in the kernel", "", "police"),
     ("a device with egress alone, without ifb in the kernel", "", "spring"),
+    ("a device or port, egress alone, without fq in the kernel", "mark", ""),
 ];
 
 #[cfg(test)]
@@ -227,8 +235,11 @@ mod tests {
                 let here = place.split("inside").next().unwrap_or_default();
                 scopes.extend(here.contains(word).then_some(scope));
             }
-            let kernel =
-                Kernel { htb: !place.contains("without HTB"), ifb: !place.contains("without ifb") };
+            let kernel = Kernel {
+                htb: !place.contains("without HTB"),
+                ifb: !place.contains("without ifb"),
+                fq: !place.contains("without fq"),
+            };
             let in_device = place.contains("inside the limit of a device");
             let mut rates = vec!["egress"];
             if !place.contains("alone,") && !place.contains("egress alone") && !in_device {
@@ -247,7 +258,12 @@ mod tests {
                         is_parent: place.contains("limits are inside of"),
                         fields: &fields,
                     };
-                    let choice = choose(&request, kernel).unwrap();
+                    let choice = choose(&request, kernel);
+                    if scheme.is_empty() {
+                        assert!(choice.is_err(), "{place}: {field:?}: {choice:?}");
+                        continue;
+                    }
+                    let choice = choice.unwrap();
                     assert_eq!(choice.scheme.name(), scheme, "{place}: {field:?}: {}", choice.why);
                     assert!(keeps(choice.scheme, &request));
                     assert_eq!(choice.why.to_string().parse(), Ok(choice.why));
@@ -273,5 +289,9 @@ mod tests {
             "no scheme fits: `spring` has no `meter`, `police` has no `ecn`, `htb` has no `meter`, `edt` has \
              no `meter`; leave something out, or name a scheme"
         );
+        let request = Request { fields: &["egress", "mark"], ..request };
+        let error = choose(&request, Kernel { fq: false, ..Kernel::WHOLE }).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("`htb` has no `mark`, the kernel has no fq for `edt`;"), "{error}");
     }
 }

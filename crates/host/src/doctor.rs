@@ -293,11 +293,12 @@ fn scheme(info: &SchemeInfo, survey: &Survey) -> Finding {
 
 /// What `auto` picks for each kind of scope.
 fn chosen(survey: &Survey) -> Vec<Finding> {
-    let htb = survey.qdiscs.get("htb").copied().flatten();
+    let qdisc = |kind| survey.qdiscs.get(kind).copied().flatten();
     // With, and without, what was not tested.
     let kernel = |untested: bool| Kernel {
-        htb: htb.unwrap_or(untested),
+        htb: qdisc("htb").unwrap_or(untested),
         ifb: survey.ifb.unwrap_or(untested),
+        fq: qdisc("fq").unwrap_or(untested),
     };
     let scopes = [
         ("a cgroup", Scope::Cgroup(String::new())),

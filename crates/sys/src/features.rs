@@ -19,7 +19,8 @@ const TCA_EGRESS_BLOCK: u16 = 14;
 /// What the running kernel has. What cannot be asked counts as there: its use will say why not.
 #[must_use]
 pub fn kernel() -> Kernel {
-    Kernel { htb: has_qdisc("htb").unwrap_or(true), ifb: has_ifb().unwrap_or(true) }
+    let has_qdisc = |kind| has_qdisc(kind).unwrap_or(true);
+    Kernel { htb: has_qdisc("htb"), ifb: has_ifb().unwrap_or(true), fq: has_qdisc("fq") }
 }
 
 /// Whether the kernel has a kind of qdisc; `None` if it cannot be asked, as without CAP_NET_ADMIN.

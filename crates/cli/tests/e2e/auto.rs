@@ -1,10 +1,11 @@
 //! Scheme `auto`: what it picks on a host, that it keeps it, and where it says why.
 
 use serde_json::Value;
+use tidegate_sys::features::has_qdisc;
 
 use crate::{
     common::Place,
-    edt::{Bed, ok, refused},
+    edt::{Bed, ok, refused, tidegate},
     need_root,
 };
 
@@ -72,4 +73,20 @@ fn root_auto_in_a_file_is_chosen_by_the_whole_file() {
     assert!(done.contains("scheme police (auto: `spring` has no `meter`)"), "{done}");
     assert!(apply(&metered, "apply").contains("Nothing to do"));
     ok(&place, &bed, "detach");
+}
+
+/// `mark` on a device is a setting of `edt` alone, which needs the kernel's `fq`.
+#[test]
+fn root_auto_picks_edt_only_where_the_kernel_has_fq() {
+    need_root!();
+    let (place, bed) = (Place::new(), Bed::new());
+    let limit = "[[limit]]\nname = \"up\"\nscope = { dev = \"eth0\" }\negress = \"20mbit\"\nmark = \"1ms\"\n";
+    let plan = format!("plan {}", place.file("limits.toml", limit).display());
+    let (_, shown, said) = tidegate(&place, &bed, &plan);
+    if has_qdisc("fq") == Some(false) {
+        assert!(said.contains("no scheme fits: `spring` has no `mark`"), "{said}");
+        assert!(said.contains("the kernel has no fq for `edt`"), "{said}");
+    } else {
+        assert!(shown.contains("scheme edt (auto: `spring` has no `mark`)"), "{shown}{said}");
+    }
 }

@@ -66,7 +66,11 @@ fn auto_table() -> String {
             [] => "-".to_owned(),
             fields => format!("`{}`", fields.join("` or `")),
         };
-        text += &format!("| {place} | {with} | `{scheme}` |\n");
+        let scheme = match scheme {
+            "" => "refused: no scheme fits".to_owned(),
+            name => format!("`{name}`"),
+        };
+        text += &format!("| {place} | {with} | {scheme} |\n");
     }
     text
 }
