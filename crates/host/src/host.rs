@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use rustix::process::Signal;
-use tidegate_core::Scope;
+use tidegate_core::{Scope, selector::Selector};
 use tidegate_sys::{
     cgroup::Hierarchy,
     device::Target,
@@ -261,7 +261,7 @@ impl Cgroups<'_> {
         all
     }
 
-    /// The cgroups of a limit with a selector. Where cgroups alone do not say which, it keeps those it has.
+    /// The cgroups of a limit with a selector ([`members_in`]).
     fn members(&mut self, scope: &Scope, is: Option<&Present>) -> Vec<String> {
         let Scope::Select(selector) = scope else { return Vec::new() };
         let hierarchy = self.host.hierarchy();
@@ -271,11 +271,17 @@ impl Cgroups<'_> {
             let cgroups = paths.into_iter().filter_map(open).collect();
             World { cgroups, has_more: !whole, ..World::default() }
         });
-        if !select::is_by_cgroups(selector) || world.has_more && is.is_some() {
-            return is.map(|is| is.members.clone()).unwrap_or_default();
-        }
-        select::members(world, selector)
+        members_in(world, selector, is.map(|is| &is.members[..]))
     }
+}
+
+/// The cgroups that a limit with a selector is to have. It keeps those that it `has` where cgroups alone do
+/// not say which, or where there are more than were looked at.
+fn members_in(world: &World, selector: &Selector, has: Option<&[String]>) -> Vec<String> {
+    if !select::is_by_cgroups(selector) || world.has_more && has.is_some() {
+        return has.unwrap_or_default().to_vec();
+    }
+    select::members(world, selector)
 }
 
 /// A pinned limit as a plan sees it.
@@ -461,5 +467,24 @@ impl Backend for LockedHost {
 
     fn remove(&mut self, name: &str) -> Result<(), StoreError> {
         self.host.store.remove(&self.lock, name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_keeps_its_cgroups_where_there_are_too_many_to_look_at() {
+        let selector: Selector = "cgroup:web/*".parse().unwrap();
+        let has = ["web/deep".to_owned()];
+        let cgroups = ["web", "web/new"].map(|path| (path.to_owned(), 1)).into();
+        let mut world = World { cgroups, ..World::default() };
+        // All were looked at: `web/deep` is gone.
+        assert_eq!(members_in(&world, &selector, Some(&has)), ["web/new"]);
+        world.has_more = true;
+        assert_eq!(members_in(&world, &selector, Some(&has)), has);
+        // A new limit has at least those that were seen.
+        assert_eq!(members_in(&world, &selector, None), ["web/new"]);
     }
 }
