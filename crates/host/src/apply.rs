@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use tidegate_core::class::MAX_DEPTH;
 use tidegate_sys::limit::LimitOptions;
 
-use crate::plan::{Action, Present, State, Wanted};
+use crate::plan::{Action, Present, Reason, State, Wanted};
 
 /// The limits of a host, as far as a plan acts on them. Each verb does all of what it says or nothing.
 pub trait Backend {
@@ -72,6 +72,14 @@ pub trait Backend {
     /// # Errors
     /// As the backend has it.
     fn remove(&mut self, name: &str) -> Result<(), Self::Error>;
+
+    /// Takes a limit off that cannot be read, so that it can be put on anew.
+    ///
+    /// # Errors
+    /// As the backend has it, and if a newer version has put it on.
+    fn remove_unreadable(&mut self, name: &str) -> Result<(), Self::Error> {
+        self.remove(name)
+    }
 }
 
 /// Why a plan was not carried out.
@@ -214,6 +222,7 @@ fn first_removals(actions: &[Action]) -> usize {
 
 fn perform<G: Backend>(backend: &mut G, action: &Action) -> Result<(), G::Error> {
     match action {
+        Action::Remove { limit, reason: Reason::Broken } => backend.remove_unreadable(&limit.name),
         Action::Remove { limit, .. } => backend.remove(&limit.name),
         Action::Change { name, to, .. } => backend.change(name, to),
         Action::Members { name, to, .. } => backend.set_members(name, to),
@@ -245,7 +254,7 @@ mod tests {
 
     use super::*;
     use crate::plan::{
-        Reason, Wanted, plan,
+        Wanted, plan,
         tests::{Model, present, wanted},
     };
 

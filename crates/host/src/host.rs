@@ -465,6 +465,14 @@ impl Backend for LockedHost {
         self.host.store.take_over(&self.lock, &self.host.hierarchy, name)
     }
 
+    fn remove_unreadable(&mut self, name: &str) -> Result<(), StoreError> {
+        let Host { hierarchy, store, .. } = &self.host;
+        match store.open(hierarchy, name) {
+            Err(newer @ StoreError::Newer { .. }) => Err(newer),
+            _ => self.remove(name),
+        }
+    }
+
     fn remove(&mut self, name: &str) -> Result<(), StoreError> {
         self.host.store.remove(&self.lock, name)
     }
