@@ -689,11 +689,16 @@ fn root_the_agent_reports_starts_and_what_limits_cost() {
     let out = tempfile::tempdir().unwrap();
     let Some(report) = report(test, &Agent::tiny(), out.path()) else { return };
     let starts = ["one limit over all services", "a limit for each service"];
+    let commands = ["run of root", "run of a user, with the agent"];
     let limits = ["cgroups by path", "cgroups by unit"];
-    check(&report, out.path(), &[starts, limits].concat(), &[]);
+    check(&report, out.path(), &[starts, commands, limits].concat(), &[]);
     for system in starts {
         assert_eq!(report.values(system, "start_max_ns", None).len(), 1);
     }
+    for system in commands {
+        assert_eq!(report.values(system, "run_p50_ns", None).len(), 1);
+    }
+    assert_eq!(report.values(commands[1], "first_run_ns", None).len(), 1);
     for system in limits {
         assert_eq!(report.values(system, "peak_bytes", None).len(), 1);
     }

@@ -1,11 +1,15 @@
-//! `agent`: how soon a limit follows a service that starts, and what a thousand limits cost the agent.
+//! `agent`: how soon a limit follows a service that starts, how soon the command of `tidegate run` starts,
+//! and what a thousand limits cost the agent.
 //!
 //! - `start`: from before the fork of a process that moves itself into a new cgroup and executes `sleep`,
 //!   until the pins of its limit are there. One service at a time, while the agent is idle; the first one
 //!   stays, so the programs are loaded.
+//! - `run`: see [`commands`].
 //! - A thousand limits of `pace` in both directions, each on an empty cgroup of its own, named by its path or
 //!   as a unit: `tidegate apply`, the agent's start with all of them in force, its memory and its CPU time at
 //!   rest, `tidegate detach`.
+
+mod commands;
 
 use std::{
     fmt::Write as _,
@@ -37,6 +41,7 @@ use crate::{
         wait::{interrupted, pass_time, wait_until},
     },
 };
+use commands::{BY_AGENT, BY_ITSELF, Commands};
 
 /// Services that start.
 const SHARED: &str = "one limit over all services";
@@ -55,7 +60,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The lab looks for the pins of a limit so often: a start takes some 20 ms.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// The claims: a thousand limits are applied in this time, and cost the agent at most this.
+/// The claims: root's command starts in this time.
+const RUN: Duration = Duration::from_millis(50);
+/// A thousand limits are applied in this time, and cost the agent at most this.
 const APPLY: Duration = Duration::from_secs(5);
 const MEMORY_BYTES: f64 = 60e6;
 const REST_PERCENT: f64 = 0.5;
@@ -74,6 +81,8 @@ struct Amounts {
     shared: u32,
     /// Services that start with a limit each.
     each: u32,
+    /// Commands that start.
+    commands: u32,
     /// Limits in a file.
     limits: u32,
     /// How long the agent is watched while it rests.
@@ -88,12 +97,13 @@ impl Agent {
 
     fn amounts(&self, quick: bool) -> Amounts {
         if self.tiny {
-            return Amounts { shared: 2, each: 2, limits: 3, rest: Duration::from_millis(50) };
+            let rest = Duration::from_millis(50);
+            return Amounts { shared: 2, each: 2, commands: 2, limits: 3, rest };
         }
         let rest = Duration::from_secs(60);
         match quick {
-            true => Amounts { shared: 100, each: 20, limits: 1000, rest },
-            false => Amounts { shared: 1000, each: 100, limits: 1000, rest },
+            true => Amounts { shared: 100, each: 20, commands: 20, limits: 1000, rest },
+            false => Amounts { shared: 1000, each: 100, commands: 100, limits: 1000, rest },
         }
     }
 }
@@ -104,7 +114,7 @@ impl Experiment for Agent {
     }
 
     fn summary(&self) -> &'static str {
-        "How soon a limit follows a service that starts, and what a thousand limits cost the agent"
+        "How soon services and commands start under a limit, and what a thousand limits cost the agent"
     }
 
     fn needs(&self) -> Vec<Need> {
@@ -145,6 +155,20 @@ impl Experiment for Agent {
             figure.series.push(Series::new(system, stats::cdf(&all)));
         }
         ctx.figure("start", figure);
+        let case = Case::new().with("commands", amounts.commands);
+        ctx.alternate(&[BY_ITSELF, BY_AGENT], ctx.repeats, |ctx, system, run| {
+            let bed = Bed::new(&ctx.tidegate)?;
+            let Commands { first_ns, others_ns } = commands::start(&bed, system, amounts.commands)?;
+            let at = |p| stats::percentile(&others_ns, p).unwrap_or(f64::NAN);
+            let mut record = ctx.record(system, &case, run);
+            for (metric, p) in [("run_min_ns", 0.0), ("run_p50_ns", 50.0), ("run_max_ns", 100.0)] {
+                record = record.value(metric, at(p));
+            }
+            if let Some(first_ns) = first_ns {
+                record.value("first_run_ns", first_ns);
+            }
+            Ok(())
+        })?;
         let case = Case::new().with("limits", amounts.limits);
         ctx.alternate(&[BY_PATH, BY_UNIT], ctx.repeats, |ctx, system, run| {
             keep_limits(ctx, system, &case, run, amounts)
@@ -153,7 +177,9 @@ impl Experiment for Agent {
             "A start counts from before the fork of the service's process until the pins of its limit are \
              there. The first service stays until the end; with its limit the programs are loaded. \
              `resident` and `peak` are the agent's memory, `rest` its CPU time while nothing happens, in \
-             percent of a core; it looks at its schedules and selectors once a minute.",
+             percent of a core; it looks at its schedules and selectors once a minute. A `run` counts from \
+             before the fork of `tidegate run`, with a limit in both directions, until its command reads the \
+             clock. A user's first command stays until the end.",
         );
         claims(ctx, &case);
         Ok(())
@@ -192,10 +218,14 @@ impl Bed {
 
     fn command(&self, words: &[&str]) -> anyhow::Result<Command> {
         let mut command = crate::testbed::command(&self.host, &self.tidegate)?;
-        command.env("TIDEGATE_BPFFS", self.place.store());
-        command.env("TIDEGATE_RUN_DIR", self.dir.path().join("run"));
-        command.args(words);
+        self.keep_to(&mut command).args(words);
         Ok(command)
+    }
+
+    /// Has `tidegate` work here alone.
+    fn keep_to<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        command.env("TIDEGATE_BPFFS", self.place.store());
+        command.env("TIDEGATE_RUN_DIR", self.dir.path().join("run"))
     }
 
     /// Runs a verb to its end; how long it took.
@@ -213,11 +243,15 @@ impl Bed {
     }
 
     /// Starts the agent, without an engine, and returns its first report that is what is waited for.
-    fn agent(&self, is_ready: impl Fn(&Value) -> bool) -> anyhow::Result<(Child, Value)> {
+    fn agent(
+        &self,
+        flags: &[&str],
+        is_ready: impl Fn(&Value) -> bool,
+    ) -> anyhow::Result<(Child, Value)> {
         let path = |name: &str| self.dir.path().join(name);
         let mut command = self.command(&["agent"])?;
         command.arg(path("etc")).args(["--below", self.slice.name()]);
-        command.arg("--engine").arg(path("none.sock"));
+        command.arg("--engine").arg(path("none.sock")).args(flags);
         let mut agent = Child::spawn(command)?;
         let report = wait_until("the agent's report", PATIENCE, || {
             agent.check_running()?;
@@ -251,7 +285,7 @@ fn start_services(ctx: &Context, system: &str, starts: u32) -> anyhow::Result<St
     let is_each = system == EACH;
     let more = if is_each { "each = true" } else { "" };
     bed.file(&limit("services", &format!("unit = \"{}-*.service\"", bed.word()), more))?;
-    let (agent, report) = bed.agent(|report| report["gate"]["state"] == "open")?;
+    let (agent, report) = bed.agent(&[], |report| report["gate"]["state"] == "open")?;
     let deadline_ms = report["gate"]["deadline_ms"].as_f64().context("no deadline")?;
     let first = Service::start(&bed, is_each, 0)?;
     let mut others_ns = Vec::new();
@@ -328,7 +362,7 @@ fn keep_limits(
     let file = bed.file(&text)?;
     let applied = bed.verb(&["apply", &file])?;
     let begun = Instant::now();
-    let (agent, _) = bed.agent(|report| {
+    let (agent, _) = bed.agent(&[], |report| {
         let limits = report["limits"].as_array();
         limits.is_some_and(|limits| {
             limits.len() == amounts.limits as usize
@@ -373,6 +407,16 @@ fn claims(ctx: &mut Context, case: &Case) {
             ),
             max.max(first) < deadline,
             format!("{:.1} ms at most, {:.0} ms the first one", max / 1e6, first / 1e6),
+        );
+    }
+    let values = |metric| ctx.values(BY_ITSELF, metric, None);
+    let median = stats::median(&values("run_p50_ns"));
+    let range = (stats::range(&values("run_min_ns")), stats::range(&values("run_max_ns")));
+    if let (Some(median), (Some((least, _)), Some((_, most)))) = (median, range) {
+        ctx.claim(
+            format!("{BY_ITSELF}: the command starts in less than {} ms", RUN.as_millis()),
+            median < RUN.as_nanos() as f64,
+            format!("median {:.1} ms, {:.1} to {:.1} ms", median / 1e6, least / 1e6, most / 1e6),
         );
     }
     for system in [BY_PATH, BY_UNIT] {
