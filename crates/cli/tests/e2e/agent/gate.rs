@@ -1,10 +1,15 @@
-//! What new services get out before their limit is in force: the agent at work, stopped, flooded, killed.
-//! Judged by what has arrived, and by the order in which things happen.
+//! What new services get out before their limit is in force: the agent at work, slow, stopped, flooded,
+//! killed. Judged by what has arrived, and by the order in which things happen.
 
 use std::{
     io,
     net::UdpSocket,
     process::Stdio,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -33,6 +38,8 @@ const SHORT: Duration = Duration::from_secs(2);
 const WIRE_BYTES: u64 = 1200 + 42;
 /// Without end, as far as a test can see.
 const ENDLESS_BYTES: u64 = 1 << 40;
+/// A slow process stands still for so long, and runs for so long, in turn.
+const STANDSTILL: Duration = Duration::from_millis(10);
 /// More events than the gate's ring has room for.
 const FLOOD: usize = 3000;
 
@@ -87,6 +94,35 @@ impl Bed<'_> {
     }
 }
 
+/// A process that stands still and runs in turn for as long as the value lives.
+struct Slow {
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Slow {
+    fn new(pid: u32) -> Slow {
+        let ends = Arc::new(AtomicBool::new(false));
+        let has_ended = ends.clone();
+        let thread = thread::spawn(move || {
+            while !has_ended.load(Ordering::Relaxed) {
+                for sent in [Signal::STOP, Signal::CONT] {
+                    signal(pid, sent);
+                    thread::sleep(STANDSTILL);
+                }
+            }
+        });
+        Slow { ends, thread: Some(thread) }
+    }
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
 /// Waits for the limit. It has a program on egress alone.
 pub(super) fn limited(cgroup: &Cgroup) {
     wait_for("the limit", || (Objects::on(cgroup).links() > 0).then_some(()));
@@ -129,6 +165,43 @@ fn root_agent_lets_a_service_that_restarts_have_64_kib_until_it_is_limited() {
         sum += net.arrived();
         (sum > 4 * BYTES).then_some(())
     });
+    let gate = bed.gate();
+    assert_eq!((&gate["late_bytes"], &gate["unheld_cgroups"]), (&0.into(), &0.into()), "{gate}");
+    place.ok(&["detach"]);
+}
+
+#[test]
+fn root_agent_that_is_slow_holds_new_services_until_they_are_limited() {
+    need_root!();
+    let (place, net) = (Place::new(), Net::new());
+    let slice = Slice::new(&place);
+    let bed = Bed::new(&place, &slice.group);
+    let unit = |number: &str| format!("{}-{number}.service", slice.unique);
+    bed.write("a.toml", &limit("web", &format!("unit = \"{}\"", unit("*")), LIMIT));
+    let agent = bed.start_with(LONG);
+    // Its programs are loaded. Signals on end would keep the kernel from that: each ends its check of a
+    // program.
+    limited(&slice.make(&unit("0")));
+    for number in ["1", "2", "3"] {
+        // It is late from the beginning, so the service sends while it is undecided.
+        signal(agent.0.id(), Signal::STOP);
+        let made = Instant::now();
+        let cgroup = slice.make(&unit(number));
+        let process = net.send_from(&place, &cgroup);
+        let mut sum = 0;
+        wait_for("traffic of what is undecided", || {
+            sum += net.arrived();
+            (sum > 0).then_some(())
+        });
+        let slow = Slow::new(agent.0.id());
+        limited(&cgroup);
+        sum += net.arrived();
+        assert!(sum <= most(made, LIMIT_BURST_BYTES), "{sum} bytes");
+        wait_for("traffic", || (net.arrived() > 0).then_some(()));
+        drop((process, slow));
+        slice.remove(&cgroup);
+        net.arrived();
+    }
     let gate = bed.gate();
     assert_eq!((&gate["late_bytes"], &gate["unheld_cgroups"]), (&0.into(), &0.into()), "{gate}");
     place.ok(&["detach"]);
