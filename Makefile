@@ -45,7 +45,8 @@ test: ## Run all tests, the privileged ones as root
 	@scripts/test.sh
 
 test-fresh: ## Run `make demo` and `make test` in a fresh root file system, as a newcomer would
-	@scripts/fresh.sh run --user "make demo" "make install" "tidegate --version" "make test"
+	@scripts/fresh.sh run --user "make demo" "make install" "tidegate --version" \
+		"sudo make install DESTDIR=/tmp/installed && ! find target -user root | grep ." "make test"
 
 test-kill: ## Kill writers at each of their system calls, and look at what is left (an hour or more)
 	@scripts/deps.sh build fleet lab

@@ -131,6 +131,8 @@ inside() {
 	else
 		chroot "$root" useradd --no-create-home --home-dir "$home" --shell /bin/bash "$who"
 		echo "$who ALL=(ALL) NOPASSWD: ALL" >"$root/etc/sudoers.d/$who"
+		# A login shell finds cargo, as after the installation of rustup.
+		echo 'PATH="/opt/rust/bin:$PATH"' >"$root$home/.profile"
 		chroot "$root" chown -R "$who:" "$home" "$clone"
 	fi
 
