@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds `tidegate` at earlier commits, has each put limits on, and looks whether this one goes on with them, with
-# traffic running: status, limit set, limit restore, apply, detach. Takes a build for each commit.
+# datagrams and a connection running: status, limit set, limit restore, apply, detach. Then the earlier one must
+# leave the limits alone. Takes a build for each commit.
 #
 #   scripts/test-upgrade.sh [COMMIT...]
 #
