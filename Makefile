@@ -78,6 +78,10 @@ lint: ## Check format, lints, docs, licences and the rules of layout
 	$(CARGO) check --locked --manifest-path fuzz/Cargo.toml
 	clang-format --dry-run -Werror $(C_SOURCES)
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	for features in "" tidegate/containers tidegate/kubernetes; do \
+		$(CARGO) clippy --package tidegate --package tidegate-agent --locked --no-default-features \
+			--features "$$features" -- -D warnings || exit 1; \
+	done
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
 	@scripts/check-rules.sh
 
