@@ -617,6 +617,7 @@ mod tests {
             nics: Vec::new(),
             fleet: None,
             fleet_left: None,
+            agent_missed: None,
             agent: Some(AgentStatus {
                 running: true,
                 stopped: false,

@@ -127,6 +127,7 @@ mod tests {
             next_change: None,
             next_rates: None,
             cgroups: Vec::new(),
+            left_out: Vec::new(),
         }
     }
 
