@@ -28,7 +28,6 @@ use tidegate_sys::cgroup::MAX_CGROUPS;
 use crate::{
     child::Line,
     decisions::{Asked, Decisions},
-    engines::START_PODMAN,
     goal::{Files, Goal, Move, goal},
     report::{GateReport, GateState, LimitState, Report},
 };
@@ -62,6 +61,9 @@ pub const MOVES_MAX: usize = 1024;
 
 /// The state of an engine, or of the API server, that does not answer begins so.
 pub const AWAY: &str = "away: ";
+/// Gives Podman its socket.
+pub const START_PODMAN: &str = "`systemctl enable --now podman.socket` (rootless: `systemctl --user \
+                                enable --now podman.socket`)";
 /// The state until the first answer.
 const SILENT: &str = "has not answered yet";
 

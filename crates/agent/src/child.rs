@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// The longest line. A longer one ends the child.
 pub const LINE_MAX: usize = 16 << 20;
-/// Bytes of a child that one turn reads at most, as many as a pipe has. Others get their turn before the rest.
-/// The shortest line has 12 bytes, so lines are bounded, too.
+/// Bytes of a child that one turn reads at most, as many as a pipe has. Others get their turn before the
+/// rest. The shortest line has 12 bytes, so lines are bounded, too.
 pub const TURN_BYTES: usize = 64 << 10;
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);

@@ -16,7 +16,7 @@ use std::{
 use tidegate_host::world::Container;
 
 use crate::{
-    agent::Event,
+    agent::{Event, START_PODMAN},
     child::{Asker, Line},
     rights::{Identity, NOBODY},
 };
@@ -70,9 +70,6 @@ pub const SOCKETS: [&str; 4] = [
 /// Where distributions have Podman, which runs containers also without a socket.
 const PODMAN: &str = "/usr/bin/podman";
 const PODMAN_SOCKET: &str = "podman/podman.sock";
-/// Gives Podman its socket.
-pub const START_PODMAN: &str = "`systemctl enable --now podman.socket` (rootless: `systemctl --user \
-                                enable --now podman.socket`)";
 
 impl Engines {
     /// Asks by `program agent-containers SOCKET`.

@@ -64,8 +64,8 @@ pub fn missing(scope: &Scope, users: &Users) -> String {
     }
 }
 
-/// That a scope matches nothing. A user that is not logged in exists, as a unit that is stopped does. One that
-/// `/etc/passwd` does not have, such as a user of LDAP, is known by number alone.
+/// That a scope matches nothing. A user that is not logged in exists, as a unit that is stopped does. One
+/// that `/etc/passwd` does not have, such as a user of LDAP, is known by number alone.
 #[must_use]
 pub fn nothing_on(scope: &Scope, users: &Users) -> String {
     use SelectorKind::{Container, Exe, Labels, Slice, Unit, User};

@@ -4,7 +4,10 @@ use std::{fs, io::Write, os::unix::fs::MetadataExt, path::Path, process::ExitCod
 
 use anyhow::Result;
 use tidegate_agent::{
-    agent::answers, directory, engines::START_PODMAN, report::GateState, status::AgentStatus,
+    agent::{START_PODMAN, answers},
+    directory,
+    report::GateState,
+    status::AgentStatus,
 };
 use tidegate_fleet::api;
 use tidegate_host::{

@@ -186,7 +186,7 @@ mod tests {
         let words = |names: &[&str]| keepers.words(names.iter().copied());
         assert_eq!(words(&["by-hand"]), None);
         assert_eq!(words(&["of-a"]).unwrap(), "1 limit of others stays: 1 of `tidegate agent`");
-        let cni = "cni-01234567-0123456789abcdef";
+        let cni = "cni-01234567-c1-0123456789abcdef";
         let said = words(&["of-a", "container-web", cni, "by-hand"]).unwrap();
         assert_eq!(said, "3 limits of others stay: 2 of `tidegate agent`, 1 of `tidegate-cni`");
     }
