@@ -380,7 +380,7 @@ pub struct AddArgs {
     /// The limit to put this one inside: it shares that limit's rate
     #[arg(long, value_name = "NAME")]
     pub parent: Option<String>,
-    /// Replace an existing root qdisc, also one of another store's limit; it is not restored later
+    /// Replace the root qdisc, also another store's; it is not restored later
     #[arg(long)]
     pub force: bool,
     /// Also write it to the host's file, so that the agent keeps it
