@@ -15,7 +15,7 @@ pub enum Keeper {
 }
 
 impl Keeper {
-    /// When it takes its limit off.
+    /// When it removes its limit.
     pub fn until(self) -> &'static str {
         match self {
             Keeper::Agent => "when its files and containers no longer ask for it",

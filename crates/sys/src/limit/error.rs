@@ -11,11 +11,12 @@ use crate::{cgroup::CgroupError, fq::FqError, intf, net::NetError};
 fn advice(error: &(dyn std::error::Error + 'static)) -> &'static str {
     let causes = std::iter::successors(Some(error), |error| error.source());
     let codes = causes.filter_map(|error| error.downcast_ref::<std::io::Error>()?.raw_os_error());
-    let full = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
-    match codes.into_iter().any(|code| full.contains(&code)) {
-        true => "allow this process more open files: `ulimit -n 1024`",
-        false => "`uname -r` must be 6.1 or newer",
-    }
+    let mut known = codes.filter_map(|code| match Errno::from_raw_os_error(code) {
+        Errno::MFILE | Errno::NFILE => Some("allow this process more open files: `ulimit -n 1024`"),
+        Errno::AGAIN => Some("signals to this process interrupted the kernel's check; try again"),
+        _ => None,
+    });
+    known.next().unwrap_or("`uname -r` must be 6.1 or newer")
 }
 
 /// Why a limit could not be put on, read or changed. Unless said otherwise the host is as before.
@@ -188,4 +189,24 @@ pub enum LimitError {
     /// The cgroup.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_not_loaded_has_the_advice_of_its_cause() {
+        let said = |code: Errno| {
+            let source = libbpf_rs::Error::from_raw_os_error(code.raw_os_error());
+            LimitError::Load { program: "nrm", source }.to_string()
+        };
+        for (code, advice) in [
+            (Errno::MFILE, "`ulimit -n 1024`"),
+            (Errno::AGAIN, "interrupted the kernel's check; try again"),
+            (Errno::INVAL, "`uname -r` must be 6.1 or newer"),
+        ] {
+            assert!(said(code).ends_with(advice), "{}", said(code));
+        }
+    }
 }
