@@ -4,8 +4,8 @@
 //! - `start`: from before the fork of a process that moves itself into a new cgroup and executes `sleep`,
 //!   until the pins of its limit are there. One service at a time, while the agent is idle; the first one
 //!   stays, so the programs are loaded.
-//! - `run`: from before the fork of `tidegate run` until its command reads the clock, of root by itself and of a
-//!   user by the agent.
+//! - `run`: from before the fork of `tidegate run` until its command reads the clock, of root by itself and
+//!   of a user by the agent.
 //! - A thousand limits of `pace` in both directions, each on an empty cgroup of its own, named by its path or
 //!   as a unit: `tidegate apply`, the agent's start with all of them in force, its memory and its CPU time at
 //!   rest, `tidegate detach`.
