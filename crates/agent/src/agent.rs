@@ -68,7 +68,6 @@ pub const START_PODMAN: &str = "`systemctl enable --now podman.socket` (rootless
 const SILENT: &str = "has not answered yet";
 
 /// Whether an engine, or the API server, of this state answers.
-#[must_use]
 pub fn answers(state: &str) -> bool {
     !state.starts_with(AWAY) && state != SILENT
 }
@@ -117,7 +116,6 @@ pub enum Action {
     Scan {
         programs: bool,
         own: BTreeSet<String>,
-        /// Devices to look for.
         devices: BTreeSet<String>,
     },
     /// Hold new cgroups from now on, or no longer.
@@ -190,7 +188,6 @@ pub struct Agent {
 impl Agent {
     /// An agent that begins by reading its files. Limits in `managed` are its own to take off. The gate holds
     /// cgroups until `deadline` after their creation.
-    #[must_use]
     pub fn new(directory: &str, pid: u32, managed: BTreeSet<String>, deadline: Duration) -> Agent {
         Agent {
             directory: directory.to_owned(),
@@ -232,7 +229,6 @@ impl Agent {
     }
 
     /// It follows the pods of a node, too.
-    #[must_use]
     pub fn with_pods_of(self, node: &str) -> Agent {
         Agent { node: Some(node.to_owned()), pods: Pods::NotListed, ..self }
     }
@@ -552,7 +548,6 @@ impl Agent {
     }
 
     /// How long nothing has to be done if nothing happens; `None` before the files were read.
-    #[must_use]
     pub fn timeout(&self, now: Duration, wall: &Zoned) -> Duration {
         let next = self.goal.next.map(|next| {
             let left = next.duration_since(wall.timestamp());
@@ -568,19 +563,16 @@ impl Agent {
     }
 
     /// Whether it is over.
-    #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.stopped
     }
 
     /// Whether engines of containers are to be asked.
-    #[must_use]
     pub fn asks_for_containers(&self) -> bool {
         self.files.as_ref().is_some_and(Files::ask_for_containers)
     }
 
     /// Whether the API server is to be asked.
-    #[must_use]
     pub fn asks_for_pods(&self) -> bool {
         self.node.is_some() && self.files.as_ref().is_some_and(Files::ask_for_pods)
     }

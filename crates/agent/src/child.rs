@@ -50,7 +50,6 @@ pub struct Asker {
 
 impl Asker {
     /// It is started as soon as it is kept.
-    #[must_use]
     pub fn new(now: Duration) -> Asker {
         Asker { child: None, part: Vec::new(), said_why: false, due: now, wait: RETRY_MIN }
     }
@@ -77,13 +76,11 @@ impl Asker {
     }
 
     /// Readable when it has said something.
-    #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.child.as_ref().map(|(_, pipe)| pipe.as_fd())
     }
 
     /// When it is to be started; `None` while it runs.
-    #[must_use]
     pub fn due(&self) -> Option<Duration> {
         self.child.is_none().then_some(self.due)
     }
@@ -156,7 +153,6 @@ impl Asker {
 }
 
 /// A time between three quarters and five quarters of this one.
-#[must_use]
 pub fn jittered(time: Duration) -> Duration {
     let random = RandomState::new().build_hasher().finish();
     time.mul_f64(0.75 + (random >> 32) as f64 / f64::from(u32::MAX) / 2.0)

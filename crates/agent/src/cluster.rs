@@ -34,14 +34,12 @@ pub struct ClusterOptions {
 }
 
 /// Whether a text can be the name of a node.
-#[must_use]
 pub fn is_node(name: &str) -> bool {
     let is_its = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'.';
     (1..=MAX_NODE_BYTES).contains(&name.len()) && name.bytes().all(is_its)
 }
 
 /// That of this host, as kubelet names its node.
-#[must_use]
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().to_lowercase()
 }
@@ -56,7 +54,6 @@ pub struct Cluster {
 
 impl Cluster {
     /// Asks by `program agent-pods`; without options nobody.
-    #[must_use]
     pub fn new(program: PathBuf, options: Option<ClusterOptions>) -> Cluster {
         Cluster { program, options, asker: None }
     }
@@ -72,13 +69,11 @@ impl Cluster {
     }
 
     /// Readable when it has said something.
-    #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.asker.as_ref()?.fd()
     }
 
     /// How long there is nothing to start.
-    #[must_use]
     pub fn timeout(&self, now: Duration) -> Option<Duration> {
         Some(self.asker.as_ref()?.due()?.saturating_sub(now))
     }

@@ -32,7 +32,6 @@ pub struct Decisions {
 }
 
 impl Decisions {
-    #[must_use]
     pub fn new(deadline: Duration) -> Decisions {
         Decisions { deadline, decided: BTreeSet::new(), unknown: BTreeMap::new() }
     }
@@ -81,7 +80,6 @@ impl Decisions {
     }
 
     /// When the next unknown cgroup is decided all the same.
-    #[must_use]
     pub fn due(&self) -> Option<Duration> {
         self.unknown.values().min().map(|since| *since + self.deadline)
     }

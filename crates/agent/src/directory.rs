@@ -16,20 +16,17 @@ use crate::goal::Files;
 pub const MAX_FILES: usize = 1024;
 
 /// The directory of a file, which may be named without one.
-#[must_use]
 pub fn of(file: &Path) -> &Path {
     let directory = file.parent().filter(|parent| *parent != Path::new(""));
     directory.unwrap_or(Path::new("."))
 }
 
 /// Reads a directory that need not exist: it is made with the first limit.
-#[must_use]
 pub fn read_if_there(directory: &Path) -> Files {
     if directory.exists() { read(directory) } else { Files::default() }
 }
 
 /// Reads what is good of the files, and what is wrong with the rest. Of limits of one name the first is good.
-#[must_use]
 pub fn read(directory: &Path) -> Files {
     let mut files = Files::default();
     let entries = match fs::read_dir(directory) {

@@ -73,7 +73,6 @@ const PODMAN_SOCKET: &str = "podman/podman.sock";
 
 impl Engines {
     /// Asks by `program agent-containers SOCKET`.
-    #[must_use]
     pub fn new(program: PathBuf, sockets: Vec<PathBuf>) -> Engines {
         Engines {
             program,
@@ -201,7 +200,6 @@ impl Engines {
     }
 
     /// How long there is nothing to start.
-    #[must_use]
     pub fn timeout(&self, now: Duration) -> Option<Duration> {
         let looks = self.looked.map(|looked| looked + LOOK);
         let due = self.engines.values().filter_map(|engine| engine.asker.due());

@@ -49,7 +49,6 @@ pub struct Files {
 
 impl Files {
     /// Whether one of their limits has a selector of these kinds.
-    #[must_use]
     pub fn select(&self, kinds: &[SelectorKind]) -> bool {
         self.specs.iter().flat_map(|spec| &spec.limits).any(|limit| {
             matches!(&limit.scope, Scope::Select(selector) if kinds.contains(&selector.kind))
@@ -57,14 +56,12 @@ impl Files {
     }
 
     /// Whether containers are to be known.
-    #[must_use]
     pub fn ask_for_containers(&self) -> bool {
         let kinds = [SelectorKind::Container, SelectorKind::Labels];
         self.select(&kinds) || self.specs.iter().any(|spec| spec.labels)
     }
 
     /// Whether pods are to be known.
-    #[must_use]
     pub fn ask_for_pods(&self) -> bool {
         self.select(&[SelectorKind::Pod]) || self.specs.iter().any(|spec| spec.annotations)
     }
@@ -85,7 +82,6 @@ pub struct GoalLimit {
 
 impl GoalLimit {
     /// The paths of its cgroups.
-    #[must_use]
     pub fn members(&self) -> Vec<String> {
         self.cgroups.iter().map(|(path, _)| path.clone()).collect()
     }
@@ -152,26 +148,22 @@ impl Goal {
     }
 
     /// Whether the files have a limit of this name that is not off.
-    #[must_use]
     pub fn has(&self, name: &str) -> bool {
         !self.off.contains(name) && self.reports.iter().any(|report| report.name == name)
     }
 
     /// Whether nobody asks any more for a limit on these cgroups.
-    #[must_use]
     pub fn is_over<'a>(&self, name: &str, mut on: impl Iterator<Item = &'a str>) -> bool {
         !self.has(name) && !self.unsure && !on.any(|path| self.unlisted.contains(path))
     }
 }
 
 /// The name of the cgroup into which the processes of a program are moved.
-#[must_use]
 pub fn own_cgroup(limit: &str) -> String {
     format!("tidegate.{limit}")
 }
 
 /// What the files ask for. O(limits × cgroups).
-#[must_use]
 pub fn goal(files: &Files, world: &World, now: &Zoned) -> Goal {
     let (goal, names) = (Goal::default(), BTreeMap::new());
     let moments: Vec<_> = files.specs.iter().map(|spec| (spec, spec.at(now))).collect();

@@ -13,7 +13,6 @@ use crate::{directory, goal::Files};
 
 /// What the files of a directory ask for and a host does not have, of whose limits `names` are on it or wait
 /// there: `limit `web` of /etc/tidegate is not on this host`.
-#[must_use]
 pub fn missed(directory: &Path, names: &BTreeSet<&str>, now: &Zoned) -> Option<String> {
     let (files, at) = (directory::read_if_there(directory), directory.display());
     let is_here = |limit: &LimitSpec| {

@@ -264,7 +264,6 @@ fn checked(path: &Path, file: &str, text: String) -> Result<Edit, PersistError> 
 
 impl Edit {
     /// The row of a limit's schedule that holds at a moment.
-    #[must_use]
     pub fn row(&self, limit: &str, now: &Zoned) -> Option<Row> {
         let spec = Spec::parse(&self.path.display().to_string(), &self.text).ok()?;
         let limit = spec.limits.into_iter().find(|is| is.name == limit)?;

@@ -30,7 +30,6 @@ enum Power {
 
 /// A text as a whole number, rounded up as Kubernetes does; what is negative is 0, and what is larger than
 /// the type its largest. `None` if it is no quantity.
-#[must_use]
 pub fn whole(text: &str) -> Option<u64> {
     let (negative, number) = match text.as_bytes().first()? {
         b'-' => (true, &text[1..]),

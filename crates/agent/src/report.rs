@@ -48,7 +48,6 @@ pub enum LimitState {
 }
 
 impl LimitState {
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             LimitState::InForce => "in force",
@@ -96,14 +95,12 @@ pub struct LimitReport {
 
 impl LimitReport {
     /// Its state, and why: `waiting: no unit `web.service` runs`.
-    #[must_use]
     pub fn words(&self) -> String {
         let reason = self.reason.iter().map(|reason| format!(": {reason}"));
         self.state.name().to_owned() + &reason.collect::<String>()
     }
 
     /// That it is in force, but not on all cgroups of its program, and why.
-    #[must_use]
     pub fn left_out_words(&self) -> Option<String> {
         let is = self.state == LimitState::InForce && !self.left_out.is_empty();
         let reason = self.reason.as_ref().filter(|_| is)?;
@@ -111,13 +108,11 @@ impl LimitReport {
     }
 
     /// Whether it is not on a cgroup of the host, where its program runs. Users may run any program.
-    #[must_use]
     pub fn leaves_out_a_host_cgroup(&self) -> bool {
         self.left_out.first().is_some_and(|cgroup| user_of(cgroup).is_none())
     }
 
     /// Its schedule in words, if it has one.
-    #[must_use]
     pub fn schedule_words(&self) -> Option<String> {
         let now = match (self.state, &self.schedule) {
             (LimitState::Off, _) => "off by its schedule".to_owned(),
@@ -181,7 +176,6 @@ pub struct Report {
 
 impl Report {
     /// Whether the agent is missed when it has ended: its files ask for something, or it has limits.
-    #[must_use]
     pub fn is_missed(&self) -> bool {
         let has_limits = !self.limits.is_empty() || !self.managed.is_empty();
         has_limits || self.gate.state != GateState::Unneeded
@@ -193,13 +187,11 @@ impl Report {
 pub struct RunFiles(PathBuf);
 
 impl RunFiles {
-    #[must_use]
     pub fn at(dir: &Path) -> RunFiles {
         RunFiles(dir.to_owned())
     }
 
     /// What an agent has said last; `None` if none has since the host started.
-    #[must_use]
     pub fn read(&self) -> Option<Report> {
         let path = self.0.join(FILE);
         let size = fs::metadata(&path).ok()?.len();
@@ -230,7 +222,6 @@ impl RunFiles {
     }
 
     /// Whether no agent has run here since the host started.
-    #[must_use]
     pub fn is_new(&self) -> bool {
         self.read().is_none() && !self.runs()
     }
@@ -250,7 +241,6 @@ impl RunFiles {
     }
 
     /// Whether an agent runs: somebody holds its lock.
-    #[must_use]
     pub fn runs(&self) -> bool {
         use rustix::fs::{FlockOperation, flock};
         let Ok(file) = fs::File::open(self.0.join(LOCK)) else { return false };
@@ -258,7 +248,6 @@ impl RunFiles {
     }
 
     /// For how long the agent that runs has done nothing, if it hangs.
-    #[must_use]
     pub fn silence(&self) -> Option<Duration> {
         self.silence_at(monotonic_ns())
     }

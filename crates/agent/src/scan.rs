@@ -15,7 +15,6 @@ pub type Cgroups = BTreeMap<String, u64>;
 
 /// The cgroups and programs that run now at and below a cgroup. Of more cgroups than are looked at those of
 /// `before` are still known.
-#[must_use]
 pub fn scan(hierarchy: &Hierarchy, top: &str, programs: bool, before: &Cgroups) -> World {
     let (paths, whole) = hierarchy.all_below(top);
     let mut cgroups = with_ids(hierarchy.mount(), paths.iter());
@@ -70,7 +69,6 @@ pub fn relative(hierarchy: &Hierarchy, spec: &mut Spec) {
 
 /// Why schedules are in UTC here though the host says another zone; `None` if all is well. A host that says
 /// no zone is in UTC.
-#[must_use]
 pub fn zone_problem() -> Option<String> {
     let is_said = env::var_os("TZ").is_some() || Path::new("/etc/localtime").exists();
     let error = TimeZone::try_system().err().filter(|_| is_said)?;

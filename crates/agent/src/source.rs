@@ -234,7 +234,6 @@ impl Files {
         }
     }
 
-    #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

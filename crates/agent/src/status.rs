@@ -67,7 +67,6 @@ pub struct AgentStatus {
 
 impl AgentStatus {
     /// None if there has been none since the host started.
-    #[must_use]
     pub fn find(run_dir: &Path) -> Option<AgentStatus> {
         let files = RunFiles::at(run_dir);
         let report = files.read()?;
@@ -78,7 +77,6 @@ impl AgentStatus {
     }
 
     /// The agent that runs and keeps the limits of a store.
-    #[must_use]
     pub fn running(run_dir: &Path, store: &Path) -> Option<AgentStatus> {
         AgentStatus::find(run_dir).filter(|agent| agent.running && agent.is_of(store))
     }
@@ -89,19 +87,16 @@ impl AgentStatus {
     }
 
     /// Whether it runs, and is neither stopped nor hangs.
-    #[must_use]
     pub fn works(&self) -> bool {
         self.running && !self.stopped && self.silent_s.is_none()
     }
 
     /// Whether it runs, or its files ask for it.
-    #[must_use]
     pub fn is_wanted(&self) -> bool {
         self.running || self.report.is_missed()
     }
 
     /// Whether it runs, and keeps what a file says.
-    #[must_use]
     pub fn keeps(&self, file: &Path) -> bool {
         let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let directory = whole(directory::of(file));
@@ -145,7 +140,6 @@ impl AgentStatus {
     }
 
     /// Its report of a limit of its files.
-    #[must_use]
     pub fn limit(&self, name: &str) -> Option<&LimitReport> {
         self.report.limits.iter().find(|limit| limit.name == name)
     }
@@ -216,7 +210,6 @@ impl HostStatus {
     }
 
     /// The same of limits that were listed.
-    #[must_use]
     pub fn of(
         host: &Host,
         listing: &Listing,
@@ -274,7 +267,6 @@ impl HostStatus {
     }
 
     /// Whether no limit is known.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.limits.is_empty() && self.waiting.is_empty() && self.agent.is_none()
     }
@@ -295,7 +287,6 @@ impl HostStatus {
         self.limits.iter().map(Row::Pinned).chain(waits)
     }
 
-    #[must_use]
     pub fn warnings(&self) -> Warnings {
         let agent = self.agent.as_ref();
         let keeps = agent.filter(|agent| agent.running);

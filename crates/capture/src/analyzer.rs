@@ -115,7 +115,6 @@ pub struct Analyzer {
 
 impl Analyzer {
     /// One that remembers at most so many packets of all flows together, and no more than [`EVENTS_MAX`].
-    #[must_use]
     pub fn with_events_max(events: usize) -> Self {
         Analyzer { events_max: Some(events.min(EVENTS_MAX)), ..Analyzer::default() }
     }
@@ -246,7 +245,6 @@ impl Analyzer {
     }
 
     /// What the packets so far came to.
-    #[must_use]
     pub fn report(&self, options: &Options) -> Report {
         let start = self.first_ns.unwrap_or(0);
         let mut order: Vec<&Flow> = self.slots.iter().filter(|flow| flow.packets > 0).collect();

@@ -63,7 +63,6 @@ impl Counter {
     }
 
     /// Whether it counts the packets of this flow and no other's.
-    #[must_use]
     pub fn counts(&self) -> bool {
         let steps = self.ones + self.gaps + self.late + self.unclear;
         steps >= STEPS_MIN
@@ -74,13 +73,11 @@ impl Counter {
     }
 
     /// Whether it seems to count all that the sender sends to anybody.
-    #[must_use]
     pub fn is_shared(&self) -> bool {
         self.shared * 10 > self.gaps && self.gaps > 0
     }
 
     /// Packets that were overtaken.
-    #[must_use]
     pub fn late(&self) -> u64 {
         self.late
     }

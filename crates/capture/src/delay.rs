@@ -61,7 +61,6 @@ pub struct Delay {
 /// A bucket was filled and emptied when packets passed it. What delayed them on the way from there to the
 /// capture, and made them come closer together or further apart, is taken out as far as the clock's tick
 /// allows.
-#[must_use]
 pub fn undelayed(flow: &Flow) -> Option<(Vec<u64>, f64)> {
     let source = flow.source().0;
     let tick_ns = flow.clock.tick_ns().filter(|_| source == LossSource::TcpHoles)?;
@@ -144,7 +143,6 @@ fn by_stamps(flow: &Flow, peers: &[&Flow]) -> Option<Delays> {
 
 /// The median delay before the losses of some flows, over the least between their hosts, of all `peers`; none
 /// if too few could be timed. What passed more than `back_ns` before a loss says nothing of it.
-#[must_use]
 pub fn before_losses(flows: &[&Flow], peers: &[&Flow], back_ns: u64) -> Option<Delay> {
     let (mut all, mut within_ns, mut source, mut losses) = (Vec::new(), 0.0_f64, None, 0);
     for flow in flows {

@@ -198,7 +198,6 @@ struct Walk {
 
 impl Series {
     /// The longest packet.
-    #[must_use]
     pub fn packet(&self) -> f64 {
         self.passes.iter().map(|pass| pass.bytes).max().unwrap_or(1).into()
     }
@@ -263,7 +262,6 @@ impl Series {
     }
 
     /// The bucket that explains the series best; none if there are fewer than three losses.
-    #[must_use]
     pub fn fit(&self) -> Option<Fit> {
         self.details(&self.search()?)
     }
@@ -292,7 +290,6 @@ impl Series {
 
     /// The same; where no drift shows, since each busy period has only a loss or two, also the rate at
     /// which the periods agree. Some hundred times as long.
-    #[must_use]
     pub fn fit_thoroughly(&self) -> Option<Fit> {
         let best = self.search()?;
         let overrated = self.is_overrated_at(best.bytes);
@@ -315,7 +312,6 @@ impl Series {
 
     /// Whether a rate at which all was let pass may explain the losses as well as the true one: every deficit
     /// is one packet then, and packets that were lost unseen seem to have passed.
-    #[must_use]
     pub fn is_overrated(&self, fit: &Fit) -> bool {
         self.is_overrated_at(fit.level_bytes)
     }
@@ -325,7 +321,6 @@ impl Series {
     }
 
     /// Whether so much of what seems to have passed may be lost that it matters.
-    #[must_use]
     pub fn lacks_losses(&self) -> bool {
         let unsure = self.passes.iter().filter(|pass| pass.unsure).count();
         unsure as f64 > UNSURE_MATTERS * self.passes.len() as f64
@@ -606,7 +601,6 @@ impl Level {
 
 impl Fit {
     /// What speaks for it: losses explained, less passes violated, less a little for deficits that differ.
-    #[must_use]
     pub fn score(&self) -> f64 {
         score(self.explained, self.violated, self.spread_bytes, self.tolerance_bytes)
     }

@@ -69,7 +69,6 @@ pub struct Flow {
 
 impl Flow {
     /// A flow that begins with this packet.
-    #[must_use]
     pub fn new(packet: &Packet) -> Flow {
         Flow {
             key: packet.key,
@@ -209,7 +208,6 @@ impl Flow {
     }
 
     /// How its losses are seen, and from which side.
-    #[must_use]
     pub fn source(&self) -> (LossSource, Vantage) {
         if let Some(tcp) = &self.tcp {
             return match tcp.evidence() {
@@ -230,7 +228,6 @@ impl Flow {
     }
 
     /// Why the vantage is taken to be what it is.
-    #[must_use]
     pub fn vantage_why(&self) -> String {
         if let Some(tcp) = &self.tcp {
             let (again, holes) = tcp.evidence();
@@ -264,7 +261,6 @@ impl Flow {
     }
 
     /// Packets that were overtaken.
-    #[must_use]
     pub fn reordered(&self) -> u64 {
         match self.source().0 {
             LossSource::TcpHoles | LossSource::TcpRetransmissions => {
@@ -277,7 +273,6 @@ impl Flow {
     }
 
     /// Packets lost, by that source.
-    #[must_use]
     pub fn lost_by(&self, source: LossSource) -> u64 {
         let here: u64 = self.trace.events().map(|event| event.losses(source)).sum();
         here + match source {
@@ -289,7 +284,6 @@ impl Flow {
     }
 
     /// Whether its traffic began in the capture, as far as the window still holds the beginning.
-    #[must_use]
     pub fn began(&self, capture_start_ns: u64) -> bool {
         const SILENT_NS: u64 = 10_000_000;
         let silent = self.first_ns.saturating_sub(capture_start_ns) >= SILENT_NS;
@@ -331,7 +325,6 @@ impl Flow {
     }
 
     /// Its runs over the whole capture.
-    #[must_use]
     pub fn all_runs(&self, origin_ns: u64) -> Runs {
         let mut runs = self.runs.clone();
         let source = self.source().0;

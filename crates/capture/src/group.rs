@@ -45,7 +45,6 @@ fn holds(fit: &Fit) -> bool {
 }
 
 /// Finds groups among flows that have losses, each with its fit alone. No flow is in two groups.
-#[must_use]
 pub fn find(flows: &[&Flow], alone: &[Option<Fit>], capture_start_ns: u64) -> Vec<Group> {
     let mut free: Vec<usize> = (0..flows.len()).take(FLOWS_MAX).collect();
     let mut groups = Vec::new();

@@ -38,7 +38,6 @@ pub struct FlowKey {
 
 impl FlowKey {
     /// The flow the other way.
-    #[must_use]
     pub fn reversed(self) -> FlowKey {
         FlowKey {
             source: self.destination,
@@ -50,7 +49,6 @@ impl FlowKey {
     }
 
     /// The protocol's name.
-    #[must_use]
     pub fn protocol_name(&self) -> String {
         match self.protocol {
             TCP => "tcp".to_owned(),
@@ -60,7 +58,6 @@ impl FlowKey {
     }
 
     /// Whether it is TCP.
-    #[must_use]
     pub fn is_tcp(&self) -> bool {
         self.protocol == TCP
     }
@@ -160,7 +157,6 @@ fn u32_at(data: &[u8], at: usize) -> Option<u32> {
 }
 
 /// Reads a packet; none if it is not IP or was cut off before its addresses.
-#[must_use]
 pub fn parse(frame: &Frame<'_>) -> Option<Packet> {
     let data = frame.data;
     let (at, kind) = match frame.link {
@@ -184,7 +180,6 @@ pub fn parse(frame: &Frame<'_>) -> Option<Packet> {
 }
 
 /// Whether the link type is one that is read.
-#[must_use]
 pub fn reads(link: i32) -> bool {
     matches!(link, 0 | 1 | 12 | 14 | 101 | 108 | 113 | 228 | 229 | 276)
 }

@@ -30,12 +30,7 @@ pub enum CaptureError {
     Empty,
     /// It is something else.
     #[error("is not a capture: it begins with {found}, and pcap or pcapng was expected; {instead}")]
-    NotACapture {
-        /// Its first bytes.
-        found: String,
-        /// What to do about it.
-        instead: &'static str,
-    },
+    NotACapture { found: String, instead: &'static str },
     /// It ends within a packet.
     #[error("ends in the middle of packet {}, as when the capture was cut off", packets + 1)]
     Truncated {
@@ -49,7 +44,6 @@ pub enum CaptureError {
         packets: u64,
         /// Bytes of the file before the damage.
         at: u64,
-        /// What was found.
         what: String,
     },
     /// Nothing of it is IP.

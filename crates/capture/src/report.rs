@@ -160,7 +160,6 @@ pub struct Curve {
 impl Estimate {
     /// From the fit of the window that was judged, and those of all windows. `frames` is wire bytes over IP
     /// bytes.
-    #[must_use]
     pub fn new(fit: &Fit, all: &[Fit], frames: f64) -> Estimate {
         let good: Vec<&Fit> = all.iter().filter(|f| f.explained >= 0.8).collect();
         let used = if good.is_empty() { vec![fit] } else { good };

@@ -99,7 +99,6 @@ impl RoundTrips {
     }
 
     /// Whether no ACK says what became of the data at `seq`, though ACKs tell of other data.
-    #[must_use]
     pub fn awaits(&self, seq: u32) -> bool {
         let at = self.flying.get(self.place(seq.wrapping_add(1)));
         self.least_ns.is_some()
@@ -118,13 +117,11 @@ impl RoundTrips {
     }
 
     /// The least round trip, ns.
-    #[must_use]
     pub fn least_ns(&self) -> Option<u64> {
         self.least_ns
     }
 
     /// The round trip that this share of all does not exceed, within a sixteenth, ns.
-    #[must_use]
     pub fn quantile_ns(&self, share: f64) -> Option<f64> {
         self.classes.quantile(share)
     }

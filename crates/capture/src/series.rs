@@ -10,7 +10,6 @@ use crate::{
 };
 
 /// What passed and was lost of several flows together, over the time that all windows reach back.
-#[must_use]
 pub fn merge(flows: &[&Flow], capture_start_ns: u64) -> Series {
     let start = |flow: &Flow| {
         if flow.trace.is_whole() { Some(0) } else { flow.trace.events().next().map(|e| e.time_ns) }

@@ -33,7 +33,6 @@ impl StampClock {
     }
 
     /// The clock's tick, ns.
-    #[must_use]
     pub fn tick_ns(&self) -> Option<u64> {
         let ((from, first), (to, last)) = (self.first?, self.last?);
         let ticks = last.wrapping_sub(first);

@@ -184,32 +184,27 @@ impl TcpTrack {
     }
 
     /// What the first SACK block of an acknowledgement says came twice (RFC 2883): it begins before `ack`.
-    #[must_use]
     pub fn duplicate(tcp: &Tcp) -> Option<u32> {
         let (ack, (start, _)) = (tcp.ack?, tcp.sacks().next()?);
         (ahead(ack, start) > 0).then_some(start)
     }
 
     /// Whether lost packets are in the capture, because it was taken before they were lost.
-    #[must_use]
     pub fn at_sender(&self) -> bool {
         self.again > self.filled + self.holes.len() as u64
     }
 
     /// Segments that came twice, and holes, filled or not.
-    #[must_use]
     pub fn evidence(&self) -> (u64, u64) {
         (self.again, self.filled + self.holes.len() as u64)
     }
 
     /// Whether the flow began in the capture.
-    #[must_use]
     pub fn began(&self) -> bool {
         self.syn
     }
 
     /// Segments that were overtaken.
-    #[must_use]
     pub fn overtaken(&self) -> u64 {
         self.overtaken
     }

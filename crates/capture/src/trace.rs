@@ -29,7 +29,6 @@ pub enum LossSource {
 
 impl LossSource {
     /// Whether acknowledgements tell of losses behind the capture.
-    #[must_use]
     pub fn is_tcp(self) -> bool {
         matches!(self, LossSource::TcpHoles | LossSource::TcpRetransmissions)
     }
@@ -62,7 +61,6 @@ pub struct Event {
 
 impl Event {
     /// Packets that were lost right before it, or whether it was lost itself, by how losses are seen.
-    #[must_use]
     pub fn losses(&self, source: LossSource) -> u64 {
         match source {
             LossSource::Ipv4Id => self.gap_id.into(),
@@ -88,7 +86,6 @@ impl Trace {
     }
 
     /// The number by which [`Trace::get_mut`] will find the next packet.
-    #[must_use]
     pub fn next(&self) -> u64 {
         self.gone + self.events.len() as u64
     }
@@ -99,7 +96,6 @@ impl Trace {
     }
 
     /// The number of the oldest packet.
-    #[must_use]
     pub fn first(&self) -> u64 {
         self.gone
     }
@@ -115,25 +111,21 @@ impl Trace {
     }
 
     /// Whether there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
 
     /// How many there are.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.events.len()
     }
 
     /// Whether the first packet is still there.
-    #[must_use]
     pub fn is_whole(&self) -> bool {
         self.gone == 0
     }
 
     /// Whether the window is full.
-    #[must_use]
     pub fn is_full(&self) -> bool {
         self.events.len() >= TRACE_MAX
     }
@@ -267,7 +259,6 @@ impl Runs {
     }
 
     /// What came of it.
-    #[must_use]
     pub fn report(mut self, origin_ns: u64) -> RunReport {
         self.close(0, origin_ns);
         let mut seen = 0;

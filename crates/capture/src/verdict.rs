@@ -85,7 +85,6 @@ pub enum Verdict {
 
 impl Verdict {
     /// In a word or two.
-    #[must_use]
     pub fn words(self) -> &'static str {
         match self {
             Verdict::Policed => "policed",
@@ -132,7 +131,6 @@ pub struct Judgement {
 }
 
 /// Judges what a series shows, of the flows of which it is made. `peers` are those of the capture.
-#[must_use]
 pub fn judge(flows: &[&Flow], peers: &[&Flow], series: &Series, fit: Option<&Fit>) -> Judgement {
     let plain = |verdict, evidence| Judgement { verdict, evidence, delay: None };
     let sources: Vec<_> = flows.iter().map(|flow| flow.source()).collect();

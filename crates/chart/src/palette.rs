@@ -55,7 +55,6 @@ pub struct Palette(Vec<(String, RGBColor)>);
 
 impl Palette {
     /// The colours of a report with these systems.
-    #[must_use]
     pub fn of(systems: &[&str]) -> Palette {
         let systems = crate::distinct(systems.iter().copied());
         let colours = Palette::default().colours(&systems);
@@ -63,7 +62,6 @@ impl Palette {
     }
 
     /// A colour for each system of a figure, distinct while there are enough.
-    #[must_use]
     pub fn colours(&self, systems: &[&str]) -> Vec<RGBColor> {
         let given = |system: &str| self.0.iter().find(|(name, _)| name == system).map(|(_, c)| *c);
         colours_where(systems, |system| given(system).or_else(|| known(system)))

@@ -42,13 +42,11 @@ pub struct Bandwidth {
 
 impl Bandwidth {
     /// Whether it limits nothing.
-    #[must_use]
     pub fn is_none(&self) -> bool {
         self.ingress_rate == 0 && self.egress_rate == 0
     }
 
     /// Its fields, and those of `other` where it has none.
-    #[must_use]
     pub fn or(self, other: Bandwidth) -> Bandwidth {
         let number = |own, other| if own == 0 { other } else { own };
         let list = |own: Vec<String>, other| if own.is_empty() { other } else { own };

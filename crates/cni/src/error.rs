@@ -35,13 +35,11 @@ pub struct CniError {
 
 impl CniError {
     /// An error of a kind.
-    #[must_use]
     pub fn new(code: Code, message: impl Into<String>) -> CniError {
         CniError { code, message: message.into() }
     }
 
     /// As the protocol has it.
-    #[must_use]
     pub fn to_json(&self, version: &str) -> Value {
         json!({ "cniVersion": version, "code": self.code as u32, "msg": self.message })
     }

@@ -238,7 +238,6 @@ fn network_prefix(network: &str) -> String {
 }
 
 /// Whether a name is one that the plugin gives: such a limit is its runtime's to take off.
-#[must_use]
 pub fn is_limit(name: &str) -> bool {
     let hex = |text: &str, len| text.len() == len && text.bytes().all(|b| b.is_ascii_hexdigit());
     let parts = name.strip_prefix("cni-").and_then(|rest| rest.split_once('-'));

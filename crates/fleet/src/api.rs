@@ -111,7 +111,6 @@ pub fn status(path: &Path) -> Result<Option<NodeStatus>, HttpError> {
 }
 
 /// The socket, if a daemon has left it there that has died: one that ends removes it.
-#[must_use]
 pub fn left(path: &Path) -> Option<PathBuf> {
     let asked = std::os::unix::net::UnixStream::connect(path);
     let died = asked.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);

@@ -110,7 +110,6 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> DaemonError {
 }
 
 /// `CLOCK_BOOTTIME`.
-#[must_use]
 pub fn now() -> Nanos {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     let (s, ns) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));

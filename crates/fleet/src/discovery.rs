@@ -108,7 +108,6 @@ impl From<Vec<SocketAddr>> for Found {
 }
 
 impl Source {
-    #[must_use]
     pub fn of(fleet: &FleetSpec) -> Vec<Source> {
         let mut sources = Vec::new();
         if !fleet.peers.is_empty() {
@@ -122,7 +121,6 @@ impl Source {
     }
 
     /// `peers`, `dns`, `redis` or `etcd`.
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Source::Peers(_) => "peers",
@@ -133,7 +131,6 @@ impl Source {
     }
 
     /// For people; without a password.
-    #[must_use]
     pub fn which(&self) -> String {
         match self {
             Source::Peers(_) => "peers of [fleet]".to_owned(),
@@ -209,7 +206,6 @@ pub struct Sources {
 
 impl Sources {
     /// Begins to ask, in a `LocalSet`.
-    #[must_use]
     pub fn new(list: Vec<Source>, own: &Entry) -> Sources {
         let (tell, news) = mpsc::channel(NEWS_MAX);
         let ask = |source: &Source| spawn_local(source.clone().run(own.clone(), tell.clone()));
@@ -238,7 +234,6 @@ impl Drop for Sources {
 }
 
 /// The wait after the next failure.
-#[must_use]
 pub fn longer(wait: Duration) -> Duration {
     (wait * 2).min(WAIT_MAX)
 }

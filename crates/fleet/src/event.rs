@@ -34,9 +34,7 @@ pub enum Event {
         /// The node, as far as it is known.
         node: String,
         from: SocketAddr,
-        /// Its version.
         theirs: u8,
-        /// The one here.
         ours: u8,
     },
     /// Another node has another name of the same number.
@@ -47,7 +45,6 @@ pub enum Event {
         node: String,
         /// Its limit and algorithm.
         theirs: (u64, Algorithm),
-        /// Those here.
         ours: (u64, Algorithm),
     },
     /// It has the same settings again.
@@ -72,13 +69,7 @@ pub enum Event {
     /// Storing works again.
     StorageGood,
     /// Datagrams are dropped.
-    Dropping {
-        cause: Cause,
-        /// Where the last came from.
-        from: SocketAddr,
-        /// How many since this was said last.
-        count: u64,
-    },
+    Dropping { cause: Cause, from: SocketAddr, count: u64 },
     /// A registry, or a name of DNS, cannot be asked.
     Registry {
         which: String,
@@ -97,7 +88,6 @@ pub enum Event {
 }
 
 impl Event {
-    #[must_use]
     pub fn is_warning(&self) -> bool {
         match self {
             Event::State { state, .. } => !matches!(state, State::Sharing | State::Starting),
@@ -116,7 +106,6 @@ fn rate(bit_s: u64) -> String {
     Rate::from_bit_s(bit_s).map_or_else(|| "nothing".to_owned(), |rate| rate.to_string())
 }
 
-#[must_use]
 pub fn meaning(cause: Cause) -> &'static str {
     CAUSES.iter().find(|(one, ..)| *one == cause).map_or("", |(_, _, meaning)| meaning)
 }

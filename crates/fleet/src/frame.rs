@@ -26,25 +26,13 @@ pub const REPORTS_MAX: usize = 12;
 #[derive(Debug, Clone, PartialEq)]
 pub enum Frame {
     /// I am here.
-    Hello {
-        /// The sender's name.
-        name: String,
-    },
+    Hello { name: String },
     /// Show that you live: send this number back.
     Challenge(u64),
     /// The number of a challenge.
-    Echo {
-        /// The number.
-        cookie: u64,
-        /// The sender's name.
-        name: String,
-    },
+    Echo { cookie: u64, name: String },
     /// Somebody of your name has a later life.
-    Superseded {
-        /// That life.
-        life: Life,
-        addr: SocketAddr,
-    },
+    Superseded { life: Life, addr: SocketAddr },
     /// A message of an algorithm, as it encodes itself, but for what the datagram says: whose it is. Before
     /// it the number of the group among those that this life of the sender began: an incarnation is the
     /// session and that.
@@ -75,7 +63,6 @@ pub struct GroupReport {
 impl GroupReport {
     /// Whether the node has the same rate and algorithm: with all algorithms but `share` it hears the others
     /// of the group then.
-    #[must_use]
     pub fn hears(&self, spec: &GroupSpec) -> bool {
         self.rate_bit_s == spec.rate.bit_s() && self.algorithm == spec.algorithm
     }
@@ -182,7 +169,6 @@ const SENDER_AT: usize = 6;
 
 impl Frame {
     /// A message of this sender's, in this session of it.
-    #[must_use]
     pub fn of_message(message: &Message, session: u64) -> Frame {
         let mut bytes = Vec::new();
         message.encode(&mut bytes);
@@ -258,7 +244,6 @@ impl Frame {
     }
 
     /// Reads all frames of a payload; `None` if it is not exactly frames.
-    #[must_use]
     pub fn decode(payload: &[u8]) -> Option<Vec<Frame>> {
         let mut r = Reader(payload);
         let mut frames = Vec::new();

@@ -212,25 +212,21 @@ impl Group {
     }
 
     /// As in the file.
-    #[must_use]
     pub fn spec(&self) -> &GroupSpec {
         &self.spec
     }
 
     /// Its number on the wire.
-    #[must_use]
     pub fn number(&self) -> u32 {
         self.number
     }
 
     /// Whether it tells peers in its intervals.
-    #[must_use]
     pub fn gossips(&self) -> bool {
         matches!(self.control, Control::Gtb | Control::Grd | Control::Fps(_)) && !self.stood_back
     }
 
     /// When [`Group::on_timer`] is to be called.
-    #[must_use]
     pub fn next_deadline(&self, now: Nanos) -> Nanos {
         let Control::Share(share) = &self.control else { return self.due };
         let until = Some(share.grant().until).filter(|until| *until > now);
@@ -254,7 +250,6 @@ impl Group {
     }
 
     /// The rate that it keeps free for members that it does not hear, in bit/s, and these members.
-    #[must_use]
     pub fn kept_free(&self, now: Nanos) -> (u64, Vec<MemberId>) {
         match self.gossips() && self.state(now) == State::Sharing {
             true => (
@@ -266,13 +261,11 @@ impl Group {
     }
 
     /// How many reports were refused of hosts beyond those that can be known, if there still are such hosts.
-    #[must_use]
     pub fn refused(&self, now: Nanos) -> Option<u64> {
         let (reports, at) = self.vector.refused();
         at.filter(|at| now.0 < at.0.saturating_add(REFUSED_LASTS.0)).map(|_| reports)
     }
 
-    #[must_use]
     pub fn state(&self, now: Nanos) -> State {
         if self.stood_back {
             return State::StoodBack;
@@ -305,7 +298,6 @@ impl Group {
     }
 
     /// What the host may use, in bit/s.
-    #[must_use]
     pub fn part_bit_s(&self, now: Nanos) -> u64 {
         let alone = self.spec.alone_bit_s();
         match self.state(now) {
@@ -354,7 +346,6 @@ impl Group {
     }
 
     /// What arrives at all its limits, in bit/s.
-    #[must_use]
     pub fn demand_bit_s(&self) -> f64 {
         self.gauges.iter().map(|gauge| gauge.demand.value()).sum()
     }
@@ -622,7 +613,6 @@ impl Group {
     }
 
     /// Whether it has nothing left to give back.
-    #[must_use]
     pub fn has_left(&self) -> bool {
         self.left
     }
@@ -639,7 +629,6 @@ impl Group {
     }
 
     /// The epoch and its leader, and how long the lease lasts, with `share`.
-    #[must_use]
     pub fn epoch(&self, now: Nanos) -> Option<(u64, MemberId, u64)> {
         let Control::Share(share) = &self.control else { return None };
         let epoch = share.epoch();
@@ -648,13 +637,11 @@ impl Group {
     }
 
     /// The probability with which packets are dropped, with `grd`.
-    #[must_use]
     pub fn drop_probability(&self) -> Option<f64> {
         matches!(self.control, Control::Grd).then_some(self.drop_probability)
     }
 
     /// Its limits, for whoever shows them.
-    #[must_use]
     pub fn gauges(&self, now: Nanos) -> Vec<GaugeStatus> {
         let of = |gauge: &Gauge| GaugeStatus {
             limit: gauge.place.limit.clone(),
@@ -669,7 +656,6 @@ impl Group {
     }
 
     /// What is wrong at its limits.
-    #[must_use]
     pub fn errors(&self) -> BTreeSet<String> {
         let of = |gauge: &Gauge| {
             gauge.error.as_ref().map(|e| format!("limit `{}`: {e}", gauge.place.limit))

@@ -39,12 +39,7 @@ pub enum KeyError {
          owned by root or by who runs the daemon",
         .path.display()
     )]
-    Exposed {
-        path: PathBuf,
-        /// Its permissions.
-        mode: u32,
-        owner: u32,
-    },
+    Exposed { path: PathBuf, mode: u32, owner: u32 },
     #[error(
         "{}:{line}: {what}; a line is a number from 1 to 255 and 64 hexadecimal digits",
         .path.display()

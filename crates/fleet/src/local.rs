@@ -41,7 +41,6 @@ pub enum LocalError {
 
 impl LocalBackend {
     /// Those of a host.
-    #[must_use]
     pub fn new(host: Host) -> LocalBackend {
         LocalBackend { host, patience: Duration::ZERO, counted: BTreeMap::new() }
     }

@@ -291,7 +291,6 @@ fn once(frequency: Duration) -> Option<PeriodicParams> {
 
 impl Swim {
     /// A node that knows nobody. `seed` decides whom it probes when.
-    #[must_use]
     pub fn new(own: Contact, seed: u64) -> Swim {
         let config = Config {
             probe_period: PROBE,

@@ -354,7 +354,6 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
     }
 
     /// When [`Node::on_timer`] is to be called.
-    #[must_use]
     pub fn next_deadline(&self, now: Nanos) -> Nanos {
         let leaving = self.leaving.iter().map(|(_, group)| group);
         let groups = self.groups.iter().map(|held| &held.group).chain(leaving);
@@ -652,7 +651,6 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
     }
 
     /// Whether nothing is left to give back.
-    #[must_use]
     pub fn has_left(&self) -> bool {
         self.groups.iter().all(|held| held.group.has_left())
     }
@@ -679,7 +677,6 @@ impl<G: GroupBackend, S: Storage> Node<G, S> {
     }
 
     /// The fleet as it is configured now.
-    #[must_use]
     pub fn fleet(&self) -> &FleetSpec {
         &self.fleet
     }

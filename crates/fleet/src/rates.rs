@@ -14,7 +14,6 @@ use tidegate_host::{
 
 /// The wanted limits of a spec, those of groups with the rate that they have. One that is new starts with its
 /// part of what a host may use that hears of nobody.
-#[must_use]
 pub fn kept(spec: &Spec, present: &[Present], wanted: &[Wanted]) -> Vec<Wanted> {
     let mut wanted = wanted.to_vec();
     for group in &spec.groups {
@@ -61,7 +60,6 @@ pub fn begin_alone(spec: &Spec, plan: &mut Plan) {
 }
 
 /// The groups of a spec, each with the rates that its members have in the file.
-#[must_use]
 pub fn with_ceilings(spec: &Spec) -> Vec<(GroupSpec, Vec<Rate>)> {
     let rate = |group: &GroupSpec, name: &String| {
         let limit = spec.limits.iter().find(|limit| limit.name == *name)?;
@@ -76,7 +74,6 @@ pub fn with_ceilings(spec: &Spec) -> Vec<(GroupSpec, Vec<Rate>)> {
 }
 
 /// The rates of the limits that are in no group.
-#[must_use]
 pub fn of_no_group(spec: &Spec) -> BTreeMap<Place, Rate> {
     let mut own = BTreeMap::new();
     for limit in &spec.limits {

@@ -94,7 +94,6 @@ impl Drops {
         self.0[cause as usize] += 1;
     }
 
-    #[must_use]
     pub fn of(&self, cause: Cause) -> u64 {
         self.0[cause as usize]
     }
@@ -134,7 +133,6 @@ pub struct Sealer {
 
 impl Sealer {
     /// A new life.
-    #[must_use]
     pub fn new(cluster: u32, sender: MemberId, life: Life) -> Sealer {
         Sealer { cluster, sender, life, number: 0 }
     }
@@ -183,7 +181,6 @@ fn number_at(header: &[u8], at: usize, bytes: usize) -> u64 {
 
 /// The version and the sender that a datagram of this cluster claims to have, if the version is another.
 /// Nothing of that is authenticated.
-#[must_use]
 pub fn claim(cluster: u32, bytes: &[u8]) -> Option<(u8, MemberId)> {
     if !(CLAIM_BYTES + TAG_BYTES..=DATAGRAM_MAX).contains(&bytes.len()) {
         return None;

@@ -111,7 +111,6 @@ pub struct Peer {
 
 impl Peer {
     /// Whether it has answered a challenge.
-    #[must_use]
     pub fn is_proven(&self) -> bool {
         self.life.session > 0
     }
@@ -280,7 +279,6 @@ impl Sessions {
     }
 
     /// A node that was heard.
-    #[must_use]
     pub fn get(&self, id: MemberId) -> Option<&Peer> {
         self.peers.get(&id)
     }

@@ -40,7 +40,6 @@ pub struct NodeStatus {
 
 impl NodeStatus {
     /// That of a daemon that waits for something before it can begin, and `why`.
-    #[must_use]
     pub fn waits(node: &str, fleet: &FleetSpec, file: &str, why: &str) -> NodeStatus {
         NodeStatus {
             node: node.to_owned(),

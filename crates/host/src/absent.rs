@@ -24,7 +24,6 @@ pub enum ScopeError {
 
 impl ScopeError {
     /// Whether it does not exist now, and may exist later.
-    #[must_use]
     pub fn is_missing(&self) -> bool {
         matches!(
             self,
@@ -44,14 +43,12 @@ pub struct Waits {
 }
 
 /// Whether the agent alone finds what a scope matches.
-#[must_use]
 pub fn is_for_the_agent(scope: &Scope) -> bool {
     use SelectorKind::{Container, Labels, Pod};
     matches!(scope, Scope::Select(Selector { kind: Container | Labels | Pod, .. }))
 }
 
 /// Why a limit waits whose scope matches nothing, where these are the users.
-#[must_use]
 pub fn missing(scope: &Scope, users: &Users) -> String {
     match scope {
         Scope::Select(Selector { kind: SelectorKind::Pod, .. }) => {
@@ -66,7 +63,6 @@ pub fn missing(scope: &Scope, users: &Users) -> String {
 
 /// That a scope matches nothing. A user that is not logged in exists, as a unit that is stopped does. One
 /// that `/etc/passwd` does not have, such as a user of LDAP, is known by number alone.
-#[must_use]
 pub fn nothing_on(scope: &Scope, users: &Users) -> String {
     use SelectorKind::{Container, Exe, Labels, Slice, Unit, User};
     match scope {
@@ -101,7 +97,6 @@ pub fn with_parents(wanted: &mut Vec<Wanted>, waiting: &mut Vec<Waits>) {
 /// The limits of a host that a plan has to do with: without those that wait, and those inside them, which
 /// stay as they are, unless `prune` says that they go. One that holds what another limit of the spec is to
 /// have is not set aside.
-#[must_use]
 pub fn set_aside(
     present: &[Present],
     wanted: &[Wanted],

@@ -25,7 +25,6 @@ pub struct Trees {
 
 impl Trees {
     /// Those of a host.
-    #[must_use]
     pub fn of(present: &[Present]) -> Trees {
         let mut trees = Trees::default();
         for limit in present {
@@ -41,7 +40,6 @@ impl Trees {
     }
 
     /// Whether others are inside a limit.
-    #[must_use]
     pub fn is_parent(&self, name: &str) -> bool {
         self.parents.contains(name)
     }
@@ -71,7 +69,6 @@ pub struct Written<'a> {
 
 impl Written<'_> {
     /// Whether its scheme is chosen for it.
-    #[must_use]
     pub fn is_auto(&self) -> bool {
         !matches!(self.patch.scheme, Some(SchemeSetting::Named(_)))
     }
@@ -135,7 +132,6 @@ impl Written<'_> {
     }
 
     /// The scheme that it names.
-    #[must_use]
     pub fn is_named(&self, scheme: Scheme) -> bool {
         self.patch.scheme == Some(SchemeSetting::Named(scheme))
     }

@@ -109,7 +109,6 @@ fn unknown(root: bool, about: &'static str, found: impl Into<String>) -> Finding
 }
 
 /// Judges what was seen.
-#[must_use]
 pub fn judge(seen: &Seen) -> Report {
     let survey = &seen.survey;
     let mut findings = foundations(survey);

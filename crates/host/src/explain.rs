@@ -90,16 +90,9 @@ pub struct ExplainOptions {
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Asked {
     /// A process.
-    Process {
-        pid: u32,
-        /// Its name.
-        comm: String,
-    },
+    Process { pid: u32, comm: String },
     /// A cgroup.
-    Cgroup {
-        /// Its path.
-        path: String,
-    },
+    Cgroup { path: String },
     /// Connections.
     Flow {
         /// As asked for.

@@ -78,31 +78,18 @@ pub enum FamilyProblem {
         "`{parent}` is on {parent_scope}, which does not contain {scope}; the parent of a limit is on \
          the same cgroup or on one above"
     )]
-    NotAbove {
-        /// What the limit is on.
-        scope: Scope,
-        parent: String,
-        parent_scope: Scope,
-    },
+    NotAbove { scope: Scope, parent: String, parent_scope: Scope },
     /// A sibling contains it.
     #[error(
         "`{between}` is on a cgroup between the two; the parent must be `{between}`: write that, or \
          remove the limit and add it again"
     )]
-    Between {
-        /// The sibling.
-        between: String,
-    },
+    Between { between: String },
     /// A sibling is on the same cgroup.
     #[error(
         "`{beside}` is inside `{parent}` on the same cgroup; write one of the two as the parent of the other"
     )]
-    Beside {
-        /// The sibling.
-        beside: String,
-        /// The parent of both.
-        parent: String,
-    },
+    Beside { beside: String, parent: String },
     /// A scheme that shares with nobody.
     #[error("`{parent}` has scheme `{scheme}`; a parent has {}", list("`", |i| i.trees == Trees::OfCgroups))]
     ParentScheme { parent: String, scheme: Scheme },
@@ -153,7 +140,6 @@ pub enum FamilyProblem {
         parent: String,
         /// Up to and with this limit.
         reserved: Rate,
-        /// What it has.
         most: Rate,
         /// Its rate or its guarantee.
         what: &'static str,
@@ -163,11 +149,7 @@ pub enum FamilyProblem {
         "its parent `{parent}` has no guarantee itself; give `{parent}` a guarantee of at least {wanted} \
          first"
     )]
-    NothingToPassOn {
-        parent: String,
-        /// What the limit wants.
-        wanted: Rate,
-    },
+    NothingToPassOn { parent: String, wanted: Rate },
 }
 
 struct Circle<'a>(&'a [String]);

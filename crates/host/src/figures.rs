@@ -18,20 +18,17 @@ fn figure(value: f64, units: &[(&str, f64)]) -> String {
 }
 
 /// A measured rate.
-#[must_use]
 pub fn rate(bit_s: u64) -> String {
     figure(bit_s as f64, &[("bit", 1.0), ("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)])
 }
 
 /// A counted size, in the units of the command line.
-#[must_use]
 pub fn size(bytes: u64) -> String {
     const K: f64 = 1024.0;
     figure(bytes as f64, &[("b", 1.0), ("kb", K), ("mb", K * K), ("gb", K * K * K)])
 }
 
 /// A measured time.
-#[must_use]
 pub fn time(ns: i64) -> String {
     figure(ns as f64, &[("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)])
 }

@@ -107,7 +107,6 @@ impl Algorithm {
     ];
 
     /// As in a spec file.
-    #[must_use]
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(one, _)| *one == self).map_or("", |(_, name)| name)
     }
@@ -264,13 +263,11 @@ fn names(algorithms: &[Algorithm]) -> String {
 }
 
 /// A node's number: the same wherever its name is known.
-#[must_use]
 pub fn member_id(node: &str) -> MemberId {
     MemberId(number(&[node]))
 }
 
 /// FNV-1a over texts that cannot run into each other, folded to 32 bits.
-#[must_use]
 pub fn number(texts: &[&str]) -> u32 {
     let hash = fnv(texts.iter().flat_map(|text| text.bytes().chain([0])));
     (hash ^ (hash >> 32)) as u32
@@ -286,7 +283,6 @@ pub fn check_name(name: &str) -> Result<(), FleetError> {
 
 impl FleetSpec {
     /// Who keeps, one vote each.
-    #[must_use]
     pub fn acceptor_list(&self) -> Vec<Acceptor> {
         self.acceptors.iter().map(|name| Acceptor { id: member_id(name), votes: 1 }).collect()
     }
@@ -316,7 +312,6 @@ impl FleetSpec {
 
 impl GroupSpec {
     /// A group without members, all else by default.
-    #[must_use]
     pub fn new(name: String, rate: Rate, algorithm: Algorithm) -> GroupSpec {
         GroupSpec {
             name,
@@ -337,7 +332,6 @@ impl GroupSpec {
 
     /// The group's number on the wire: another rate, algorithm or division is another group, whose messages
     /// are no news to this one.
-    #[must_use]
     pub fn number(&self, fleet: &FleetSpec) -> u32 {
         let GroupSpec { name, rate, hosts, reserve_percent, lease, suspect, .. } = self;
         let mut texts = vec![name.clone(), rate.bit_s().to_string(), self.algorithm.to_string()];
@@ -352,7 +346,6 @@ impl GroupSpec {
     /// The number of all that must be the same at all members: the one on the wire, and with `fps`, `gtb` and
     /// `grd` also how many hosts there may be and the interval. Members that differ in these two hear each
     /// other all the same, or each side would take the whole rate.
-    #[must_use]
     pub fn settings_number(&self, fleet: &FleetSpec) -> u32 {
         let wire = self.number(fleet);
         match self.algorithm {
@@ -366,7 +359,6 @@ impl GroupSpec {
     }
 
     /// All its settings as a spec file would have them, with the defaults.
-    #[must_use]
     pub fn settings(&self, fleet: &FleetSpec) -> BTreeMap<String, String> {
         let of_all = [
             ("rate", self.rate.to_string()),
@@ -391,7 +383,6 @@ impl GroupSpec {
     }
 
     /// What a host may use that hears of nobody, in bit/s: parts that never add up to more than the rate.
-    #[must_use]
     pub fn alone_bit_s(&self) -> u64 {
         let hosts = u64::from(self.hosts.max(1));
         match self.algorithm {
@@ -406,7 +397,6 @@ impl GroupSpec {
     }
 
     /// What `share` is run with; the same at all members but for `node` and `incarnation`.
-    #[must_use]
     pub fn share_options(&self, fleet: &FleetSpec, node: &str, incarnation: u64) -> ShareOptions {
         ShareOptions {
             group: self.number(fleet),

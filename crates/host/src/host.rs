@@ -68,19 +68,16 @@ impl Host {
     }
 
     /// Remains of a killed writer that could not be put right, a sentence each.
-    #[must_use]
     pub fn problems(&self) -> &[String] {
         &self.problems
     }
 
     /// Its cgroups.
-    #[must_use]
     pub fn hierarchy(&self) -> &Hierarchy {
         &self.hierarchy
     }
 
     /// Its pinned limits.
-    #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
     }
@@ -207,13 +204,11 @@ impl Host {
     }
 
     /// The cgroups that limits with selectors are to have.
-    #[must_use]
     pub fn cgroups(&self) -> Cgroups<'_> {
         Cgroups { host: self, world: None }
     }
 
     /// The cgroups that a limit with a selector is to have, as far as cgroups alone say which.
-    #[must_use]
     pub fn members(&self, scope: &Scope) -> Vec<String> {
         self.cgroups().members(scope, None)
     }
@@ -285,7 +280,6 @@ fn members_in(world: &World, selector: &Selector, has: Option<&[String]>) -> Vec
 }
 
 /// A pinned limit as a plan sees it.
-#[must_use]
 pub fn present(pinned: &PinnedLimit) -> Present {
     let state = match &pinned.scope {
         None if pinned.is_anew => State::Anew,
@@ -333,7 +327,6 @@ impl LockedHost {
         store
     }
 
-    #[must_use]
     pub fn host(&self) -> &Host {
         &self.host
     }
@@ -358,7 +351,6 @@ impl LockedHost {
     }
 
     /// Problems that did not stop the command, a sentence each.
-    #[must_use]
     pub fn problems(&self) -> Vec<String> {
         self.lock.problems()
     }

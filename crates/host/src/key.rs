@@ -62,7 +62,6 @@ pub enum Kind {
 
 impl Kind {
     /// What stands for the value in help.
-    #[must_use]
     pub fn placeholder(self) -> &'static str {
         match self {
             Kind::Name | Kind::FleetName => "NAME",
@@ -86,13 +85,11 @@ impl Kind {
 }
 
 /// The key of a table that has this name.
-#[must_use]
 pub fn find<'k>(keys: impl IntoIterator<Item = &'k Key>, name: &str) -> Option<&'k Key> {
     keys.into_iter().find(|key| key.name == name)
 }
 
 /// What to type instead of a key that a table does not have.
-#[must_use]
 pub fn hint<'k>(keys: impl IntoIterator<Item = &'k Key>, table: &str, name: &str) -> String {
     let names: Vec<_> = keys.into_iter().map(|key| key.name).collect();
     match nearest(name, names.iter().copied()) {

@@ -87,12 +87,7 @@ pub enum NicError {
     #[error("{0} is out of range; a limit is between 8kbit and 100gbit")]
     Rate(Rate),
     #[error("{span} is longer than {MAX_SPAN} at {rate}; make it shorter")]
-    Span {
-        /// As written.
-        span: Span,
-        /// The limit's rate.
-        rate: Rate,
-    },
+    Span { span: Span, rate: Rate },
 }
 
 /// A field that cannot be as written.
@@ -146,7 +141,6 @@ impl NicLimit {
         }
     }
 
-    #[must_use]
     pub fn direction(&self, direction: Direction) -> Option<LaneLimit> {
         match direction {
             Direction::Egress => self.egress,
@@ -156,7 +150,6 @@ impl NicLimit {
 
     /// The end to which a direction leads. What a workload behind a port sends comes in there; what this host
     /// sends by a device goes out there.
-    #[must_use]
     pub fn leads_to(&self, direction: Direction) -> End {
         let behind_port = !matches!(self.scope, Scope::Dev(_));
         if behind_port == (direction == Direction::Egress) { self.end.other() } else { self.end }
@@ -174,7 +167,6 @@ impl NicSpec {
     }
 
     /// What holds on what leads to `to`: of several limits the least.
-    #[must_use]
     pub fn lane_limit(&self, to: End) -> Option<LaneLimit> {
         self.held_to(to).map(|(_, _, limit)| limit).min_by_key(|limit| limit.rate)
     }

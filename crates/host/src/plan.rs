@@ -70,7 +70,6 @@ pub struct Present {
 
 impl Present {
     /// Whether it can be put on again as it was.
-    #[must_use]
     pub fn is_known(&self) -> bool {
         let Present { options: LimitOptions { egress, ingress, .. }, .. } = self;
         self.state != State::Broken || egress.is_some() || ingress.is_some()
@@ -79,7 +78,6 @@ impl Present {
 
 impl Wanted {
     /// A limit that is, once more.
-    #[must_use]
     pub fn again(limit: Present) -> Wanted {
         let Present { name, scope, members, options, parent, .. } = limit;
         let is_own = |queue: Option<VirtualQueueOptions>| {
@@ -111,7 +109,6 @@ pub enum State {
 
 impl State {
     /// Whether nothing is left of what it was on.
-    #[must_use]
     pub fn is_gone(self) -> bool {
         matches!(self, State::ScopeGone | State::Anew)
     }
@@ -125,11 +122,7 @@ impl State {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
     /// Take a limit off.
-    Remove {
-        /// The limit as it is.
-        limit: Present,
-        reason: Reason,
-    },
+    Remove { limit: Present, reason: Reason },
     /// Change it in place.
     Change { name: String, scope: Scope, from: LimitOptions, to: LimitOptions },
     /// Have cgroups join or leave a limit with a selector.
@@ -146,23 +139,16 @@ pub enum Action {
         to: Vec<String>,
     },
     /// Have it go on with the programs of this build.
-    TakeOver {
-        /// The limit as it is.
-        limit: Present,
-    },
+    TakeOver { limit: Present },
     /// Put another limit in the place of one of its name.
     Replace {
-        /// The limit as it is.
         from: Present,
         /// Why it cannot be changed in place.
         reason: Reason,
         to: Wanted,
     },
     /// Put a limit on.
-    Add {
-        /// The limit as it shall be.
-        limit: Wanted,
-    },
+    Add { limit: Wanted },
 }
 
 /// Why a limit is taken off.
@@ -203,7 +189,6 @@ impl fmt::Display for Reason {
 
 impl PlanError {
     /// The limit of the spec without which there may be a plan.
-    #[must_use]
     pub fn limit(&self) -> &str {
         match self {
             PlanError::SameScope { second: name, .. }
@@ -217,7 +202,6 @@ impl PlanError {
 }
 
 impl Action {
-    #[must_use]
     pub fn name(&self) -> &str {
         match self {
             Action::Remove { limit, .. } | Action::TakeOver { limit } => &limit.name,
@@ -226,7 +210,6 @@ impl Action {
         }
     }
 
-    #[must_use]
     pub fn scope(&self) -> &Scope {
         match self {
             Action::Remove { limit, .. } | Action::TakeOver { limit } => &limit.scope,
@@ -236,7 +219,6 @@ impl Action {
     }
 
     /// `add`, `change`, `members`, `replace` or `remove`.
-    #[must_use]
     pub fn verb(&self) -> &'static str {
         match self {
             Action::Remove { .. } => "remove",
@@ -249,7 +231,6 @@ impl Action {
     }
 
     /// What a change changes; empty for other actions.
-    #[must_use]
     pub fn differences(&self) -> Vec<Difference> {
         match self {
             Action::Change { from, to, .. } => differences(from, to),
@@ -290,34 +271,19 @@ pub enum PlanError {
         "limit `{name}`: {scope} already has limit `{other}`, which is not in the file; \
          remove that one with `tidegate limit del {other}`, or apply with --prune"
     )]
-    ScopeTaken {
-        /// The limit of the spec.
-        name: String,
-        scope: Scope,
-        other: String,
-    },
+    ScopeTaken { name: String, scope: Scope, other: String },
     /// A limit of the host that the spec does not have has one of the prefixes.
     #[error(
         "limit `{name}`: {scope} already has limit `{other}` for {prefix}, which is not in the file; \
          remove that one with `tidegate limit del {other}`, or apply with --prune"
     )]
-    PrefixTaken {
-        /// The limit of the spec.
-        name: String,
-        scope: Scope,
-        prefix: Prefix,
-        other: String,
-    },
+    PrefixTaken { name: String, scope: Scope, prefix: Prefix, other: String },
     /// A limit of the spec is inside one that the plan takes off.
     #[error(
         "limit `{name}`: its parent `{parent}` is in no file, so the agent and `apply --prune` remove it; \
          write it into the file"
     )]
-    ParentPruned {
-        /// The limit of the spec.
-        name: String,
-        parent: String,
-    },
+    ParentPruned { name: String, parent: String },
     /// A limit cannot be where it is in its tree.
     #[error(transparent)]
     Family(#[from] FamilyError),
@@ -534,14 +500,12 @@ fn excludes(is: &Present, shall: &Wanted) -> bool {
 pub type Part = (Scope, Option<Prefix>);
 
 /// What a limit takes of a host, so that no other limit can have it.
-#[must_use]
 pub fn parts(scope: &Scope, members: &[String], options: &LimitOptions) -> Vec<Part> {
     let own = places_of(options).into_iter().map(|prefix| (scope.clone(), prefix));
     own.chain(members.iter().map(|path| (Scope::Cgroup(path.clone()), None))).collect()
 }
 
 /// What of its scope a limit takes: each of its prefixes, or all as one.
-#[must_use]
 pub fn places_of(options: &LimitOptions) -> Vec<Option<Prefix>> {
     match options.matched.as_slice() {
         [] => vec![None],

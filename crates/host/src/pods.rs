@@ -67,7 +67,6 @@ impl Pods {
     }
 
     /// Whether the pod with this UID on its node is known.
-    #[must_use]
     pub fn has(&self, uid: &str) -> bool {
         let is_static = |pod: &Pod| pod.static_uid.as_deref() == Some(uid);
         self.known().is_some_and(|pods| pods.contains_key(uid) || pods.values().any(is_static))
@@ -75,7 +74,6 @@ impl Pods {
 }
 
 /// The cgroup of the pod that a cgroup is at or below, and the pod's UID.
-#[must_use]
 pub fn pod_cgroup(path: &str) -> Option<(&str, String)> {
     let (mut end, mut inside) = (0, false);
     for part in path.split('/') {

@@ -12,19 +12,16 @@ pub struct AtRisk(pub [Option<u64>; intf::RISKS]);
 impl AtRisk {
     /// The packets that a limit has counted in a direction since it was put on. The packets in flight of a
     /// sender elsewhere are not known, so on ingress only connections that begin are counted.
-    #[must_use]
     pub fn of(direction: Direction, counted: [u64; intf::RISKS]) -> AtRisk {
         let known = |risk: &Risk| direction == Direction::Egress || risk.on_ingress;
         AtRisk(std::array::from_fn(|i| known(&RISK_TABLE[i]).then_some(counted[i])))
     }
 
-    #[must_use]
     pub fn packets(&self) -> u64 {
         self.0.iter().flatten().sum()
     }
 
     /// Whether every cause is known, so that zero means that no request waits.
-    #[must_use]
     pub fn is_whole(&self) -> bool {
         self.0.iter().all(Option::is_some)
     }
@@ -36,7 +33,6 @@ impl AtRisk {
     }
 
     /// In words; `None` where there are none.
-    #[must_use]
     pub fn words(&self) -> Option<String> {
         let causes = self.causes().map(|(risk, packets)| format!("{packets} {}", risk.name));
         let causes = causes.collect::<Vec<_>>().join(", ");
@@ -49,7 +45,6 @@ impl AtRisk {
     }
 
     /// What was counted since `earlier`; zero where a limit has been put on anew meanwhile.
-    #[must_use]
     pub fn since(&self, earlier: &AtRisk) -> AtRisk {
         let minus = |now: u64, then: Option<u64>| now.saturating_sub(then.unwrap_or(0));
         AtRisk(std::array::from_fn(|i| self.0[i].map(|now| minus(now, earlier.0[i]))))

@@ -440,7 +440,6 @@ fn sweep_aside(hierarchy: &Hierarchy) -> mpsc::Receiver<usize> {
 }
 
 /// Removes the empty cgroups of runs whose process is gone; returns how many.
-#[must_use]
 pub fn sweep(hierarchy: &Hierarchy) -> usize {
     let left_over = hierarchy.find_below("", is_left_over);
     let mut removed = 0;
@@ -463,7 +462,6 @@ pub fn sweep(hierarchy: &Hierarchy) -> usize {
 }
 
 /// Whether a name is of the cgroup of a run whose process is gone.
-#[must_use]
 pub fn is_left_over(name: &str) -> bool {
     maker_of(name).is_some_and(|maker| !maker.lives())
 }
@@ -482,7 +480,6 @@ impl Maker {
 }
 
 /// The process that holds the limit of a `run`, by the path of its cgroup; `None` if that is another's.
-#[must_use]
 pub fn runner_of(path: &str) -> Option<u32> {
     maker_of(path.rsplit('/').next()?).filter(Maker::lives).map(|maker| maker.pid)
 }

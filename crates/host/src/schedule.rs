@@ -166,7 +166,6 @@ impl Row {
     }
 
     /// What was written for a limit, with the rates of this row.
-    #[must_use]
     pub fn on(&self, patch: &Patch) -> Patch {
         let (egress, ingress) = (self.egress.or(patch.egress), self.ingress.or(patch.ingress));
         Patch { egress, ingress, ..*patch }
@@ -175,7 +174,6 @@ impl Row {
 
 impl Schedule {
     /// The row that holds, and the next moment at which another may. Looks at ten days of each row.
-    #[must_use]
     pub fn at(&self, now: &Zoned) -> (Option<&Row>, Option<Timestamp>) {
         let (moment, today) = (now.timestamp(), now.date());
         let (mut holds, mut next): (Option<&Row>, Option<Timestamp>) = (None, None);
@@ -194,7 +192,6 @@ impl Schedule {
     }
 
     /// When another row holds, and which; `None` if the same one holds at all boundaries that are looked at.
-    #[must_use]
     pub fn change(&self, now: &Zoned) -> Option<(Zoned, Option<&Row>)> {
         let (holds, mut next) = self.at(now);
         for _ in 0..BOUNDARIES_LOOKED_AT {

@@ -10,13 +10,11 @@ use crate::{
 };
 
 /// The cgroups that a selector matches, but for those inside others of them. Sorted. O(n x depth).
-#[must_use]
 pub fn members(world: &World, selector: &Selector) -> Vec<String> {
     outermost(world.find(selector).matches).into_iter().map(|found| found.cgroup).collect()
 }
 
 /// Matches but for those inside others: they are limited with these. Each cgroup once, sorted.
-#[must_use]
 pub fn outermost(mut matches: Vec<Match>) -> Vec<Match> {
     matches.sort_by(|a, b| a.cgroup.cmp(&b.cgroup));
     matches.dedup_by(|a, b| a.cgroup == b.cgroup);
@@ -26,7 +24,6 @@ pub fn outermost(mut matches: Vec<Match>) -> Vec<Match> {
 }
 
 /// Whether the tree of cgroups alone says what a selector matches. Who else runs what is asked elsewhere.
-#[must_use]
 pub fn is_by_cgroups(selector: &Selector) -> bool {
     match selector.kind {
         SelectorKind::Cgroup | SelectorKind::Unit | SelectorKind::Slice => true,

@@ -158,7 +158,6 @@ pub enum SettingsProblem {
         scheme: Scheme,
         /// `cgroup`, `device` or `port`.
         scope: &'static str,
-        /// The schemes that work there.
         instead: Vec<Scheme>,
     },
     /// A scheme that does not limit this direction on such a scope.
@@ -170,11 +169,8 @@ pub enum SettingsProblem {
         scheme: Scheme,
         /// `cgroup`, `device` or `port`.
         scope: &'static str,
-        /// The direction that it limits there.
         limits: &'static str,
-        /// The direction that it shall limit.
         direction: &'static str,
-        /// The schemes that do.
         instead: Vec<Scheme>,
     },
     /// The loopback device has no queue to speak of.
@@ -243,7 +239,6 @@ pub enum SettingsProblem {
 
 impl SettingsProblem {
     /// The same for a user who wrote flags of the command line: what to type are flags, too.
-    #[must_use]
     pub fn as_flags(&self) -> String {
         let flags = Form::Flags;
         match self {
@@ -320,7 +315,6 @@ impl From<PolicyError> for SettingsProblem {
 
 /// A limit inside another one before anything is said of it: what its parent has, in each direction, with no
 /// guarantee.
-#[must_use]
 pub fn inside_another() -> LimitOptions {
     let queue = Rate::from_bit_s(NO_CEILING_BIT_S).map(VirtualQueueOptions::new);
     let class = Some(Class::default());
@@ -328,7 +322,6 @@ pub fn inside_another() -> LimitOptions {
 }
 
 /// Whether the rate is the ceiling of a limit that has none but its parent's.
-#[must_use]
 pub fn is_parents(options: &LimitOptions, rate: Rate) -> bool {
     options.class.is_some() && rate.bit_s() == NO_CEILING_BIT_S
 }
@@ -341,7 +334,6 @@ pub(crate) fn who(limit: &LimitOptions) -> impl Iterator<Item = &'static str> {
 
 impl Patch {
     /// Nothing was written.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Patch::default()
     }
@@ -523,7 +515,6 @@ impl Patch {
     }
 
     /// The directions of which something was said.
-    #[must_use]
     pub fn asked(&self) -> Asked {
         let limit = |one| matches!(one, Some(RateSetting::Limit(_)));
         Asked { egress: limit(self.egress), ingress: limit(self.ingress) }
@@ -607,7 +598,6 @@ impl std::fmt::Display for Difference {
 }
 
 /// In what two limits differ; empty when the same was asked.
-#[must_use]
 pub fn differences(from: &LimitOptions, to: &LimitOptions) -> Vec<Difference> {
     let schemes = [from.scheme, to.scheme];
     let (from, to) = (shown(from, schemes), shown(to, schemes));

@@ -63,13 +63,11 @@ pub struct SocketSample {
 
 impl SocketSample {
     /// What it moves, both ways.
-    #[must_use]
     pub fn moved_bit_s(&self) -> u64 {
         self.sent_bit_s.saturating_add(self.received_bit_s)
     }
 
     /// Whether it stays within this host by the loopback device.
-    #[must_use]
     pub fn is_loopback(&self) -> bool {
         self.remote.ip().is_loopback() || self.remote.ip() == self.local.ip()
     }
@@ -161,7 +159,6 @@ impl Sampler {
         Ok(sampler)
     }
 
-    #[must_use]
     pub fn cgroup(&self) -> &Cgroup {
         &self.cgroup
     }

@@ -86,7 +86,6 @@ pub struct LimitSpec {
 
 impl LimitSpec {
     /// As it was written, for [`Written::options`].
-    #[must_use]
     pub fn written(&self) -> Written<'_> {
         let (name, parent) = (self.name.as_str(), self.parent.as_deref());
         Written { name, scope: &self.scope, parent, patch: &self.patch }
@@ -148,29 +147,17 @@ pub enum Problem {
     NotText,
     /// No TOML.
     #[error("not TOML: {message}, in `{line}`")]
-    Syntax {
-        /// What the parser says.
-        message: String,
-        /// The beginning of the line.
-        line: String,
-    },
+    Syntax { message: String, line: String },
     /// A key that is not read.
     #[error("unknown field `{field}`; {hint}")]
-    UnknownField {
-        /// As written.
-        field: String,
-        /// What to type instead.
-        hint: String,
-    },
+    UnknownField { field: String, hint: String },
     /// A key that must be there.
     #[error("missing; write for example `{0}`")]
     Missing(&'static str),
     /// A value of another type.
     #[error("expected {expected}, found {found}; write for example `{example}`")]
     Type {
-        /// What should be there.
         expected: &'static str,
-        /// What is.
         found: String,
         /// A line that would have been read.
         example: &'static str,
@@ -781,7 +768,6 @@ pub use follow::{Follow, FollowProblem, Moment, Scheduled, scope_of};
 pub use schema::schema;
 
 /// Whether the kernel would take it for a device.
-#[must_use]
 pub fn is_device_name(name: &str) -> bool {
     (1..=MAX_DEVICE_BYTES).contains(&name.len())
         && !name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace() || c == '\0')

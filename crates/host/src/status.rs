@@ -87,31 +87,26 @@ pub struct Settings {
 }
 
 impl Settings {
-    #[must_use]
     pub fn scheme(&self) -> &'static str {
         self.options.map_or("unknown", |options| options.scheme.name())
     }
 
     /// Whether packets on the loopback interface are limited too.
-    #[must_use]
     pub fn loopback(&self) -> bool {
         self.options.is_some_and(|options| options.loopback)
     }
 
     /// Whether nobody follows the schedule that its rates are of.
-    #[must_use]
     pub fn is_unfollowed(&self) -> bool {
         self.options.is_some_and(|options| options.unfollowed)
     }
 
     /// With scheme `police`: meter and actions.
-    #[must_use]
     pub fn police(&self) -> Option<Policy> {
         self.options.filter(|o| o.scheme == Scheme::Police).map(|options| options.police)
     }
 
     /// Whose packets are limited; empty: everybody's.
-    #[must_use]
     pub fn matched(&self) -> Prefixes {
         self.options.map(|options| options.matched).unwrap_or_default()
     }
@@ -261,7 +256,6 @@ impl Serialize for Ages {
 
 impl Ages {
     /// How long ago a packet last met one of the outcomes that pass.
-    #[must_use]
     pub fn of(&self, filter: impl Fn(&intf::Outcome) -> bool) -> Option<u64> {
         let chosen = OUTCOME_TABLE.iter().zip(&self.0).filter(|(outcome, _)| filter(outcome));
         chosen.filter_map(|(_, age)| *age).min()
@@ -346,7 +340,6 @@ impl Serialize for State {
 
 impl Counts {
     /// The packets and bytes whose outcome's name passes.
-    #[must_use]
     pub fn of(&self, filter: impl Fn(&intf::Outcome) -> bool) -> (u64, u64) {
         let chosen = OUTCOME_TABLE.iter().enumerate().filter(|(_, outcome)| filter(outcome));
         chosen.fold((0, 0), |(p, b), (i, _)| (p + self.packets[i], b + self.bytes[i]))
@@ -354,7 +347,6 @@ impl Counts {
 
     /// What passed and was charged to the limit. The ACKs that `dem` and `spring` change go the other way:
     /// they are counted among `mark` and `slow` without their bytes, and are not charged.
-    #[must_use]
     pub fn charged(&self) -> (u64, u64) {
         let outcomes = OUTCOME_TABLE.iter().zip(self.packets.iter().zip(&self.bytes));
         let charged = outcomes
@@ -364,19 +356,16 @@ impl Counts {
     }
 
     /// What was dropped, for whatever reason.
-    #[must_use]
     pub fn dropped(&self) -> (u64, u64) {
         self.of(|outcome| !outcome.passed)
     }
 
     /// Packets of one outcome.
-    #[must_use]
     pub fn packets_of(&self, name: &str) -> u64 {
         self.of(|outcome| outcome.name == name).0
     }
 
     /// What was counted since `earlier`; zero where a limit has been put on anew meanwhile.
-    #[must_use]
     pub fn since(&self, earlier: &Counts) -> Counts {
         let minus = |now: &[u64; intf::OUTCOMES], then: &[u64; intf::OUTCOMES]| {
             std::array::from_fn(|i| now[i].saturating_sub(then[i]))
@@ -404,7 +393,6 @@ impl LimitStatus {
     }
 
     /// The same; one whose maps cannot be read is broken.
-    #[must_use]
     pub fn read_or_broken(pinned: &PinnedLimit) -> LimitStatus {
         Self::read(pinned).unwrap_or_else(|e| {
             let Present { name, scope, parent, .. } = host::present(pinned);
@@ -413,7 +401,6 @@ impl LimitStatus {
     }
 
     /// What is known of a limit that cannot be read.
-    #[must_use]
     pub fn broken(limit: &Unreadable) -> LimitStatus {
         let scope = limit.scope.clone().unwrap_or_else(|| Scope::Cgroup("?".to_owned()));
         let other_build = limit.intent.as_ref().map(|intent| intent.build.clone());
@@ -422,7 +409,6 @@ impl LimitStatus {
     }
 
     /// Every limit of a store, sorted by name.
-    #[must_use]
     pub fn all(listing: &Listing) -> Vec<LimitStatus> {
         let readable = listing.limits.iter().map(Self::read_or_broken);
         let mut all: Vec<_> = readable.chain(listing.unreadable.iter().map(Self::broken)).collect();
@@ -500,7 +486,6 @@ impl LimitStatus {
 
 impl DirectionStatus {
     /// What it may use now: with a parent its present part, else the limit.
-    #[must_use]
     pub fn may_use_bit_s(&self) -> u64 {
         self.now_bit_s.unwrap_or(self.rate_bit_s)
     }
@@ -547,7 +532,6 @@ impl DirectionStatus {
 }
 
 /// The backlogs above which a limit marks and drops: a policer has no queue, and some schemes never mark.
-#[must_use]
 pub fn thresholds(scheme: Scheme, mark_ns: u64, drop_ns: u64) -> [Option<u64>; 2] {
     let has_queue = scheme != Scheme::Police;
     let marks = has_queue && mark_ns < MAX_SPAN.0;
@@ -610,7 +594,6 @@ pub struct DirectionSample {
 
 impl LimitSample {
     /// What a limit did between two readings.
-    #[must_use]
     pub fn between(
         earlier: Option<&LimitStatus>,
         now: &LimitStatus,

@@ -30,7 +30,6 @@ pub struct Report {
 }
 
 impl Summary {
-    #[must_use]
     pub fn report(&self) -> Report {
         let json = serde_json::to_string(self).unwrap_or_default();
         Report { lines: self.lines(), json }

@@ -74,7 +74,6 @@ fn walk(
 /// For each limit the place of its parent, if that is given, or of the limit on the nearest cgroup above its
 /// own; `None` where there is none, as for devices. Limits on one cgroup count as one inside the other: those
 /// inside another by name are innermost, of the others the first is outermost. O(n x depth).
-#[must_use]
 pub fn enclosing(limits: &[(&Scope, Option<usize>)]) -> Vec<Option<usize>> {
     let parent = |i: &usize| limits.get(*i).and_then(|(_, parent)| *parent);
     let depth = |i: usize| iter::successors(Some(i), parent).take(MAX_DEPTH).count();
@@ -106,7 +105,6 @@ pub fn lineage<'a>(name: &'a str, parents: &'a Parents<'_>) -> impl Iterator<Ite
 }
 
 /// Whether one of two limits is inside the other: they may be on one cgroup.
-#[must_use]
 pub fn are_kin(one: &str, other: &str, parents: &Parents<'_>) -> bool {
     lineage(one, parents).any(|name| name == other)
         || lineage(other, parents).any(|name| name == one)
@@ -114,7 +112,6 @@ pub fn are_kin(one: &str, other: &str, parents: &Parents<'_>) -> bool {
 
 /// Whether neither of two limits is inside the other, wherever their trees go on: not if one of them goes on
 /// in a limit that is not known.
-#[must_use]
 pub fn are_strangers(one: &str, other: &str, parents: &Parents<'_>) -> bool {
     let mut above = lineage(one, parents).chain(lineage(other, parents));
     above.all(|name| parents.contains_key(name)) && !are_kin(one, other, parents)

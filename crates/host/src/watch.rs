@@ -47,7 +47,6 @@ impl Watch {
         Ok(watch)
     }
 
-    #[must_use]
     pub fn host(&self) -> &Host {
         &self.host
     }

@@ -113,7 +113,6 @@ pub struct Shared {
 
 impl World {
     /// What a selector matches. O(cgroups), for containers times those that match.
-    #[must_use]
     pub fn find(&self, selector: &Selector) -> Found {
         let Selector { kind, value } = selector;
         let mut found: Vec<_> = match kind {
@@ -158,7 +157,6 @@ impl World {
     }
 
     /// A container, if it has a cgroup.
-    #[must_use]
     pub fn container(&self, (owner, id): &ContainerId, container: &Container) -> Option<Match> {
         let below = owner.map(|owner| user_slice(owner) + "/").unwrap_or_default();
         let paths = self.cgroups.range(below.clone()..).map(|(path, _)| path);
@@ -167,7 +165,6 @@ impl World {
     }
 
     /// Whether a cgroup is of a container that no engine has listed, and is in none that one has.
-    #[must_use]
     pub fn is_unlisted(&self, path: &str) -> bool {
         let has = |owner, id: &str| self.containers.contains_key(&(owner, id.to_owned()));
         let user = user_of(path);
@@ -213,7 +210,6 @@ impl World {
     }
 
     /// The cgroups of a scope that exist; none of a device.
-    #[must_use]
     pub fn cgroups_of(&self, scope: &Scope) -> Found {
         match scope {
             Scope::Select(selector) => self.find(selector),
@@ -245,7 +241,6 @@ fn user_slice(id: u32) -> String {
 }
 
 /// The user in whose slice a cgroup is.
-#[must_use]
 pub fn user_of(path: &str) -> Option<u32> {
     let (id, _) = path.strip_prefix("user.slice/user-")?.split_once(".slice/")?;
     id.parse().ok()
@@ -270,13 +265,11 @@ fn container_cgroup<'a>(paths: impl IntoIterator<Item = &'a String>, id: &str) -
 }
 
 /// Whether a text is the id of a container.
-#[must_use]
 pub fn is_container_id(text: &str) -> bool {
     text.len() == ID_BYTES && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 /// Whether a cgroup has the id of a container as a name, as engines write it in full.
-#[must_use]
 pub fn is_container(path: &str) -> bool {
     path.rsplit('/').next().and_then(id_in).is_some()
 }
@@ -294,7 +287,6 @@ fn is_kind(kind: &str) -> bool {
 }
 
 /// Whether a text may match several names.
-#[must_use]
 pub fn is_pattern(text: &str) -> bool {
     text.contains(['*', '?', '['])
 }

@@ -93,7 +93,6 @@ impl Fleet {
     ///
     /// # Panics
     /// If the options are none; they are the caller's, not input.
-    #[must_use]
     pub fn new(options: FleetOptions) -> Fleet {
         let FleetOptions { seed, members, net, share } = options;
         let mut fleet = Fleet {
@@ -188,67 +187,56 @@ impl Fleet {
     }
 
     /// The time of the simulation.
-    #[must_use]
     pub fn now(&self) -> Nanos {
         self.now
     }
 
     /// How many members there are, running or not.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.hosts.len()
     }
 
     /// Whether there is no member.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.hosts.is_empty()
     }
 
     /// Whether a member runs.
-    #[must_use]
     pub fn runs(&self, host: usize) -> bool {
         self.hosts[host].share.is_some()
     }
 
     /// Whether a member divides the limit.
-    #[must_use]
     pub fn audits(&self, host: usize) -> bool {
         self.hosts[host].share.as_ref().is_some_and(Share::is_leader)
     }
 
     /// What a member's gate passes now, in bit/s.
-    #[must_use]
     pub fn passes(&self, host: usize) -> u64 {
         self.hosts[host].counted
     }
 
     /// What the gates of members that run pass now, in bit/s.
-    #[must_use]
     pub fn in_use(&self) -> u64 {
         (0..self.len()).filter(|host| self.runs(*host)).map(|host| self.passes(host)).sum()
     }
 
     /// What all gates pass now, in bit/s.
-    #[must_use]
     pub fn sum(&self) -> u64 {
         self.sum
     }
 
     /// The first time at which the sum was above the limit, if there was one.
-    #[must_use]
     pub fn breach(&self) -> Option<Breach> {
         self.breach
     }
 
     /// Bytes that were sent, with [`DATAGRAM_BYTES`] for each message, and messages.
-    #[must_use]
     pub fn sent(&self) -> (u64, u64) {
         (self.sent_bytes, self.sent_messages)
     }
 
     /// How many epochs a member entered.
-    #[must_use]
     pub fn epochs(&self, host: usize) -> u64 {
         self.entered.get(&host).copied().unwrap_or(0)
     }
@@ -387,7 +375,6 @@ pub struct Aftermath {
 }
 
 impl Storm {
-    #[must_use]
     pub fn run(&self) -> Aftermath {
         let mut draw = Random::new(self.seed ^ 0x5707);
         let acceptors = 1 + draw.below(5) as usize;
@@ -436,7 +423,6 @@ impl Storm {
 }
 
 /// The options of all members, the first `acceptors` of them acceptors: 10 Mbit/s, asked ten times a second.
-#[must_use]
 pub fn share_options(acceptors: usize, members_max: u32) -> ShareOptions {
     use tidegate_core::{Rate, fleet::share::Acceptor};
     let acceptor = |id: usize| Acceptor { id: MemberId(id as u32), votes: 1 };

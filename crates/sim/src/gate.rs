@@ -66,13 +66,11 @@ pub struct Shaper {
 
 impl Shaper {
     /// An idle shaper.
-    #[must_use]
     pub fn new(grant: Grant) -> Self {
         Self { grant, paid: 0.0, offered: 0.0, last: Nanos(0), waiting: VecDeque::new() }
     }
 
     /// An idle shaper of one rate for ever, in bit/s.
-    #[must_use]
     pub fn with_rate(bit_s: u64) -> Self {
         Self::new(Grant { bit_s, until: Nanos(u64::MAX), floor_bit_s: bit_s })
     }
@@ -113,7 +111,6 @@ impl Shaper {
     }
 
     /// When the next packet leaves, as things are.
-    #[must_use]
     pub fn next_departure(&self) -> Option<Nanos> {
         let left = (self.waiting.front()?.0 - self.paid).max(0.0) * 8e9;
         let Grant { bit_s, until, floor_bit_s } = self.grant;

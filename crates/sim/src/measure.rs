@@ -3,7 +3,6 @@
 use tidegate_core::Nanos;
 
 /// Jain's index of fairness: 1 if all have the same, 1/n if one has all.
-#[must_use]
 pub fn jain(values: &[f64]) -> f64 {
     let sum: f64 = values.iter().sum();
     let squares: f64 = values.iter().map(|value| value * value).sum();
@@ -11,7 +10,6 @@ pub fn jain(values: &[f64]) -> f64 {
 }
 
 /// The middle of `values`, or the mean of both.
-#[must_use]
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -40,7 +38,6 @@ impl Bins {
     }
 
     /// The mean rate from `from` until `to`, in bit/s.
-    #[must_use]
     pub fn rate(&self, from: Nanos, to: Nanos) -> f64 {
         let bins = (from.0 / BIN.0) as usize..(to.0 / BIN.0) as usize;
         let bytes: u64 = bins.map(|bin| self.0.get(bin).copied().unwrap_or(0)).sum();
@@ -48,7 +45,6 @@ impl Bins {
     }
 
     /// The least and the greatest mean over `window` that starts with any bin in `from..to - window`.
-    #[must_use]
     pub fn extremes(&self, from: Nanos, to: Nanos, window: Nanos) -> (f64, f64) {
         let starts = (from.0..=to.0.saturating_sub(window.0)).step_by(BIN.0 as usize);
         let rates = starts.map(|at| self.rate(Nanos(at), Nanos(at + window.0)));

@@ -46,7 +46,6 @@ pub struct Net {
 
 impl Net {
     /// A network that is not cut.
-    #[must_use]
     pub fn new(options: NetOptions, hosts: usize) -> Self {
         Self { options, groups: vec![0; hosts], deaf: Vec::new() }
     }

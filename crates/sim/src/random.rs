@@ -12,7 +12,6 @@ pub struct Random(Xoshiro256PlusPlus);
 
 impl Random {
     /// The same seed gives the same numbers.
-    #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(Xoshiro256PlusPlus::seed_from_u64(seed))
     }

@@ -46,7 +46,6 @@ pub struct Sender {
 
 impl Sender {
     /// A sender with at most `window_max` packets on the way; none: no bound.
-    #[must_use]
     pub fn new(window_max: Option<f64>) -> Self {
         Self {
             window: INITIAL_WINDOW,
@@ -64,7 +63,6 @@ impl Sender {
     }
 
     /// When [`Sender::on_timer`] is due.
-    #[must_use]
     pub fn deadline(&self) -> Option<Nanos> {
         self.deadline
     }

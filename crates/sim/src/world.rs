@@ -95,13 +95,11 @@ pub struct WorldOptions {
 impl WorldOptions {
     /// Cloud Control's baseline: two limiters, 10 Mbit/s, three flows at the one and seven at the other, 40
     /// ms between all. Flows start within the first 100 ms.
-    #[must_use]
     pub fn baseline(seed: u64, scheme: Scheme, lasts: Nanos) -> WorldOptions {
         WorldOptions::two_limiters(seed, scheme, lasts, [3, 7])
     }
 
     /// The same with so many flows at each.
-    #[must_use]
     pub fn two_limiters(
         seed: u64,
         scheme: Scheme,
@@ -183,7 +181,6 @@ pub struct World {
 
 impl World {
     /// A world at its start.
-    #[must_use]
     pub fn new(options: WorldOptions) -> World {
         let mut random = Random::new(options.seed);
         let mut queue = Queue::default();
@@ -224,7 +221,6 @@ impl World {
         }
     }
 
-    #[must_use]
     pub fn finished(mut self) -> World {
         self.run_until(self.options.lasts);
         self
@@ -369,13 +365,11 @@ impl World {
     }
 
     /// What each flow passed on average from `from` to the end, in bit/s.
-    #[must_use]
     pub fn rates(&self, from: Nanos) -> Vec<f64> {
         self.flows().map(|flow| flow.rate(from, self.options.lasts)).collect()
     }
 
     /// What all flows passed.
-    #[must_use]
     pub fn total(&self) -> Bins {
         let mut all = Bins::default();
         self.flows().for_each(|flow| all.merge(flow));
@@ -383,20 +377,17 @@ impl World {
     }
 
     /// The part of packets that were dropped.
-    #[must_use]
     pub fn drops(&self) -> f64 {
         self.dropped as f64 / self.arrived.max(1) as f64
     }
 
     /// Messages between limiters, headers and seals included, as a part of the limit.
-    #[must_use]
     pub fn overhead(&self) -> f64 {
         let bit_s = self.sent_bytes as f64 * 8e9 / self.now.0.max(1) as f64;
         bit_s / self.options.limit.bit_s() as f64
     }
 
     /// What the gate of a limiter is set to now, in bit/s.
-    #[must_use]
     pub fn local_limit(&self, host: usize) -> f64 {
         self.hosts[host].local_limit(self.now)
     }

@@ -52,7 +52,6 @@ impl LimitId {
 
 impl LimitMaps {
     /// `None` if the kernel cannot be asked.
-    #[must_use]
     pub fn id(&self) -> Option<LimitId> {
         LimitId::of(&self.limit, self.at)
     }
@@ -61,7 +60,6 @@ impl LimitMaps {
 /// The limits on those cgroups whose id passes, at most [`MAX_ATTACHED`]. What cannot be opened, because it
 /// goes while we look, is left out. One that another version of Tidegate has put on may have maps that cannot
 /// be read.
-#[must_use]
 pub fn attached(wanted: impl Fn(u64) -> bool) -> Vec<Attached> {
     let mut found = Vec::new();
     for link in links::all() {

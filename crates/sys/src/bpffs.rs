@@ -28,7 +28,6 @@ impl PrivateBpffs {
     }
 
     /// Its root directory.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }

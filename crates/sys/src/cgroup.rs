@@ -40,7 +40,6 @@ pub enum CgroupError {
     NoHierarchy {
         /// A version 1 hierarchy is there.
         v1: bool,
-        /// Why it could not be mounted.
         source: io::Error,
     },
     #[error(
@@ -58,12 +57,7 @@ pub enum CgroupError {
     )]
     ReadOnly { mount: String },
     #[error("cgroup `{}`: cannot {action}: {source}", shown(path))]
-    Io {
-        /// The group.
-        path: String,
-        action: &'static str,
-        source: io::Error,
-    },
+    Io { path: String, action: &'static str, source: io::Error },
 }
 
 /// The cgroup2 hierarchy. There is one on a host, whoever mounts it where.
@@ -113,7 +107,6 @@ impl Hierarchy {
     }
 
     /// The path of a group from an absolute one, as the host or this process has it.
-    #[must_use]
     pub fn relative(&self, absolute: &Path) -> String {
         let inside =
             absolute.strip_prefix(&self.mount).or_else(|_| absolute.strip_prefix(&self.shown));
@@ -128,7 +121,6 @@ impl Hierarchy {
     }
 
     /// Where this process finds it; a path of no other one.
-    #[must_use]
     pub fn mount(&self) -> &Path {
         &self.mount
     }
@@ -214,7 +206,6 @@ impl Hierarchy {
     /// The path of the group with this id, if it still exists. Only for who has `CAP_DAC_READ_SEARCH`, as the
     /// kernel wants it: others are told `None`, and do not make the system call, which may be fatal for them
     /// (`SystemCallFilter` of the daemon's unit).
-    #[must_use]
     pub fn path_of(&self, id: u64) -> Option<String> {
         // A kernfs file handle is the 64-bit id alone, of this type.
         const FILEID_KERNFS: libc::c_int = 0xfe;
@@ -292,13 +283,11 @@ impl Hierarchy {
 
     /// The paths of all groups at or below `path` whose name passes `filter`, parents first; at most
     /// [`MAX_CGROUPS`] groups are visited.
-    #[must_use]
     pub fn find_below(&self, path: &str, filter: impl Fn(&str) -> bool) -> Vec<String> {
         self.find_some_below(path, filter, MAX_CGROUPS).0
     }
 
     /// The same of all groups, and whether these are all: the deepest are left out where there are more.
-    #[must_use]
     pub fn all_below(&self, path: &str) -> (Vec<String>, bool) {
         self.find_some_below(path, |_| true, MAX_CGROUPS)
     }
@@ -340,19 +329,16 @@ impl Hierarchy {
 
 impl Cgroup {
     /// Path relative to the mount point.
-    #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
     /// Where its directory is.
-    #[must_use]
     pub fn absolute(&self) -> &Path {
         &self.absolute
     }
 
     /// Its id: the inode number, and what eBPF programs call the cgroup id.
-    #[must_use]
     pub fn id(&self) -> u64 {
         self.id
     }
@@ -364,7 +350,6 @@ impl Cgroup {
     }
 
     /// How deep it lies; the root is at 0.
-    #[must_use]
     pub fn level(&self) -> u32 {
         self.path.split('/').filter(|part| !part.is_empty()).count() as u32
     }

@@ -10,19 +10,16 @@ fn read(clock: ClockId) -> Nanos {
 
 /// `CLOCK_BOOTTIME`, by which leases end and policers meter. It goes on while the host sleeps, as the other
 /// hosts of a group do, to whom a lent rate then goes back.
-#[must_use]
 pub fn boottime() -> Nanos {
     read(ClockId::Boottime)
 }
 
 /// `CLOCK_MONOTONIC` in ns: `bpf_ktime_get_ns()`.
-#[must_use]
 pub fn monotonic_ns() -> u64 {
     read(ClockId::Monotonic).0
 }
 
 /// How far `CLOCK_BOOTTIME` is ahead of `CLOCK_MONOTONIC`, ns: how long the host has slept since it booted.
-#[must_use]
 pub fn asleep_ns() -> u64 {
     // First the one that may be ahead: where nobody has slept the difference is none.
     let boottime = boottime();

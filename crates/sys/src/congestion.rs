@@ -108,13 +108,11 @@ enum Registration {
 
 impl CongestionControl {
     /// The name that TCP_CONGESTION takes; for `dctcp` this is `dctcp` or [`TG_DCTCP`].
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Whether it is kept registered by this process (perhaps among others) rather than by the kernel.
-    #[must_use]
     pub fn is_ours(&self) -> bool {
         !matches!(self.registration, Registration::Others)
     }

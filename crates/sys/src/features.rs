@@ -17,20 +17,17 @@ const LOOPBACK: i32 = 1;
 const TCA_EGRESS_BLOCK: u16 = 14;
 
 /// What the running kernel has. What cannot be asked counts as there: its use will say why not.
-#[must_use]
 pub fn kernel() -> Kernel {
     let has_qdisc = |kind| has_qdisc(kind).unwrap_or(true);
     Kernel { htb: has_qdisc("htb"), ifb: has_ifb().unwrap_or(true), fq: has_qdisc("fq") }
 }
 
 /// Whether the kernel has a kind of qdisc; `None` if it cannot be asked, as without CAP_NET_ADMIN.
-#[must_use]
 pub fn has_qdisc(kind: &str) -> Option<bool> {
     has_qdisc_in(&mut Netlink::open().ok()?, kind)
 }
 
 /// Whether the kernel has devices of kind ifb; `None` if it cannot be asked.
-#[must_use]
 pub fn has_ifb() -> Option<bool> {
     has_link(&mut Netlink::open().ok()?, InfoKind::Ifb)
 }

@@ -58,7 +58,6 @@ pub struct Measured {
 
 impl intf::Counters {
     /// What met one of the outcomes.
-    #[must_use]
     pub fn of(&self, wanted: impl Fn(&intf::Outcome) -> bool) -> Traffic {
         let mut sum = Traffic::default();
         for (index, outcome) in intf::OUTCOME_TABLE.iter().enumerate() {
@@ -71,7 +70,6 @@ impl intf::Counters {
     }
 
     /// All that came, before any was dropped; not what is exempt.
-    #[must_use]
     pub fn arrived(&self) -> Traffic {
         self.of(|outcome| outcome.name != "exempt")
     }

@@ -73,7 +73,6 @@ const _: () = assert!(
 );
 
 /// The place of a direction in a per-direction array.
-#[must_use]
 pub fn index(direction: Direction) -> usize {
     match direction {
         Direction::Egress => headers::TG_EGRESS as usize,
@@ -107,7 +106,6 @@ impl From<QueueConf> for VirtualQueueConfig {
 
 impl ClassConf {
     /// As it lies in the map.
-    #[must_use]
     pub fn new(class: Option<Class>, floors: &Floors) -> ClassConf {
         let bytes = |floor: Bytes| u32::try_from(floor.0).unwrap_or(u32::MAX);
         ClassConf {
@@ -120,7 +118,6 @@ impl ClassConf {
     }
 
     /// Lengths below which no threshold falls.
-    #[must_use]
     pub fn floors(&self) -> Floors {
         let bytes = |floor: u32| Bytes(floor.into());
         Floors {
@@ -131,7 +128,6 @@ impl ClassConf {
     }
 
     /// The place among siblings; `None` without a parent.
-    #[must_use]
     pub fn class(&self) -> Option<Class> {
         let guarantee = Rate::from_bit_s(self.guarantee_bit_s);
         (self.weight != 0).then_some(Class { guarantee, weight: self.weight })
@@ -140,7 +136,6 @@ impl ClassConf {
 
 impl Limit {
     /// How it acts. A limit whose maps this version reads has one of its schemes.
-    #[must_use]
     pub fn scheme(&self) -> Scheme {
         SCHEMES.get(self.scheme as usize).map_or_else(Scheme::default, |info| info.scheme)
     }
@@ -152,13 +147,11 @@ impl Limit {
     }
 
     /// The direction, of the workload, of what leaves by the device of the limit.
-    #[must_use]
     pub fn leaving(&self) -> Direction {
         if self.flags & FLAG_PORT != 0 { Direction::Ingress } else { Direction::Egress }
     }
 
     /// Whether it exempts somebody.
-    #[must_use]
     pub fn exempts(&self) -> bool {
         self.exempt_dscps != 0 || self.flags & FLAG_EXEMPT != 0
     }
@@ -171,13 +164,11 @@ impl Limit {
     }
 
     /// Whether it has the packets of some prefixes alone.
-    #[must_use]
     pub fn is_matched(&self) -> bool {
         self.flags & FLAG_MATCH != 0
     }
 
     /// Whether it is inside another limit.
-    #[must_use]
     pub fn is_child(&self) -> bool {
         self.class.iter().any(|class| class.weight != 0)
     }
@@ -235,7 +226,6 @@ impl From<BucketConfig> for Bucket {
 
 impl Meter {
     /// The side that packets use.
-    #[must_use]
     pub fn side(&self) -> &Side {
         &self.side[(self.turn >> 1 & 1) as usize]
     }
@@ -268,7 +258,6 @@ pub struct Outcome {
 impl Outcome {
     /// Whether it makes a sender slower: marks, signals and drops. Only these have a time in
     /// [`Counters::last_ns`], so that a packet that passes costs nothing.
-    #[must_use]
     pub fn slows(&self) -> bool {
         !matches!(self.name, "pass" | "exempt")
     }

@@ -65,7 +65,6 @@ fn are_hosts() -> bool {
 }
 
 /// A path of the host as this process can use it: the same where its mounts are the host's.
-#[must_use]
 pub fn host_path(path: &Path) -> PathBuf {
     if are_hosts() {
         return path.to_owned();
@@ -74,7 +73,6 @@ pub fn host_path(path: &Path) -> PathBuf {
 }
 
 /// The same path as the host has it: one name for a place, whoever comes to it from where.
-#[must_use]
 pub fn path_on_host(path: &Path) -> PathBuf {
     let rest = path.strip_prefix(of_host_process("root"));
     rest.map_or_else(|_| path.to_owned(), |rest| Path::new("/").join(rest))

@@ -131,20 +131,17 @@ fn groups(name: *const libc::c_char, gid: u32) -> io::Result<Vec<u32>> {
 }
 
 /// The number of a group in `/etc/group`; `None` if there is none of this name.
-#[must_use]
 pub fn group(name: &str) -> Option<u32> {
     numbers(&read("/etc/group")).find_map(|(is, gid)| (is == name).then_some(gid))
 }
 
 /// The name of a group in `/etc/group`; `None` if none has this number.
-#[must_use]
 pub fn group_name(gid: u32) -> Option<String> {
     let name = |(name, is): (&str, u32)| (is == gid).then(|| name.to_owned());
     numbers(&read("/etc/group")).find_map(name)
 }
 
 /// The numbers of the users in `/etc/passwd`, by name. Others are known by number alone.
-#[must_use]
 pub fn users() -> BTreeMap<String, u32> {
     let users = read("/etc/passwd");
     numbers(&users).map(|(name, uid)| (name.to_owned(), uid)).collect()

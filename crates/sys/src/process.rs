@@ -40,7 +40,6 @@ const USER_ERROR: i32 = 1 << 17;
 /// The process group of a process, as this PID namespace numbers it; `None` if there is no such process. The
 /// number is 0 for every group whose leader is outside of the namespace, as in a container whose first
 /// process was not made the leader of one.
-#[must_use]
 pub fn process_group(process: u32) -> Option<i32> {
     let process = libc::pid_t::try_from(process).ok()?;
     // SAFETY: it takes a number and returns one.

@@ -216,7 +216,6 @@ pub(crate) fn of(scheme: core::Scheme) -> &'static dyn Scheme {
 }
 
 /// Whether a rate that is lent to a limit of this scheme ends by itself.
-#[must_use]
 pub fn ends_leases(scheme: core::Scheme) -> bool {
     of(scheme).ends_leases()
 }

@@ -153,7 +153,6 @@ impl StoreLock {
 
     /// What went wrong and kept nobody from going on, a sentence each: what a killed writer has left, and
     /// that limits came off without a journal.
-    #[must_use]
     pub fn problems(&self) -> Vec<String> {
         let refused = self.journal.refused().map(ToString::to_string);
         self.problems.iter().cloned().chain(refused).collect()
@@ -193,7 +192,6 @@ pub struct PinnedLimit {
 }
 
 impl PinnedLimit {
-    #[must_use]
     pub fn maps(&self) -> &LimitMaps {
         &self.maps
     }
@@ -236,7 +234,6 @@ pub fn check_name(name: &str) -> Result<(), StoreError> {
 }
 
 /// Whether a text begins with a letter or digit, and has only such and some marks.
-#[must_use]
 pub fn is_name(text: &str, bytes_max: usize, marks: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || marks.contains(c);
     let first = text.starts_with(|c: char| c.is_ascii_alphanumeric());
@@ -246,7 +243,6 @@ pub fn is_name(text: &str, bytes_max: usize, marks: &str) -> bool {
 impl Store {
     /// The store at `root`, which need not exist yet. Nothing is touched. [`DEFAULT_ROOT`] is the host's,
     /// whatever this process has mounted; any other path is taken as it is.
-    #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Store {
         Store {
             root: place::resolve(root.into()),
@@ -259,13 +255,11 @@ impl Store {
     }
 
     /// Its path as the host has it, which tells it from others.
-    #[must_use]
     pub fn path(&self) -> PathBuf {
         journal::absolute(&self.root)
     }
 
     /// The file that the agent which keeps its limits has locked.
-    #[must_use]
     pub fn agent_lock(&self) -> PathBuf {
         journal::agent_lock(&self.root)
     }

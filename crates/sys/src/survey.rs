@@ -90,7 +90,6 @@ pub enum Hook {
 }
 
 impl Hook {
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Hook::Cgroup => "cgroup",
@@ -144,7 +143,6 @@ impl OnDevice {
 
 impl Survey {
     /// Looks at this host, for limits that are pinned in this directory.
-    #[must_use]
     pub fn take(store: &Path) -> Survey {
         let qdiscs: BTreeSet<_> = SCHEMES.iter().filter_map(|info| info.qdisc).collect();
         let mut netlink = Netlink::open().ok();

@@ -35,7 +35,6 @@ pub enum XdpMode {
 }
 
 impl XdpMode {
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             XdpMode::Native => "native",

@@ -97,7 +97,6 @@ impl History {
     }
 
     /// What a direction used in the last interval.
-    #[must_use]
     pub fn used_bit_s(&self, limit: &str, direction: &str) -> Option<f32> {
         let track = &self.limits.get(limit)?[usize::from(direction == "ingress")];
         // Without a reading before there is no interval.
@@ -105,7 +104,6 @@ impl History {
         Some(track.series.fine.back()?.used_bit_s)
     }
 
-    #[must_use]
     pub fn of(&self, limit: &str) -> Option<LimitHistory> {
         let [egress, ingress] = self.limits.get(limit)?;
         let series = |track: &Track| {

@@ -94,7 +94,6 @@ pub enum Route {
 
 /// Whether a name that a browser has for this server is one of its own: its address, `localhost`, or the host's
 /// name. A page of somebody else whose name leads here is refused that way.
-#[must_use]
 pub fn is_own_name(host: Option<&str>, own: &str) -> bool {
     let Some(host) = host else { return false };
     let name = match host.rsplit_once(':') {
@@ -108,7 +107,6 @@ pub fn is_own_name(host: Option<&str>, own: &str) -> bool {
 }
 
 /// What is at a path, for a GET.
-#[must_use]
 pub fn route(state: &State, path: &str) -> Route {
     const HTML: &str = "text/html; charset=utf-8";
     const CSS: &str = "text/css; charset=utf-8";

@@ -54,7 +54,6 @@ pub struct Fair {
 
 impl Limit {
     /// What it is on; `None` if no kind is known.
-    #[must_use]
     pub fn scope(&self) -> Option<Scope> {
         let kinds = SelectorKind::ALL.iter().map(|kind| kind.name());
         let mut kinds = ["cgroup", "dev", "port"].into_iter().chain(kinds);
@@ -69,13 +68,11 @@ impl Limit {
 
 impl Direction {
     /// What it may use now: with a parent its present part, else the limit.
-    #[must_use]
     pub fn may_use_bit_s(&self) -> u64 {
         self.now_bit_s.unwrap_or(self.rate_bit_s)
     }
 
     /// Packets and bytes of an outcome.
-    #[must_use]
     pub fn count(&self, outcome: &Outcome) -> (u64, u64) {
         let of = |unit| {
             let value = self.counters.get(&format!("{}_{unit}", outcome.name));
@@ -86,13 +83,11 @@ impl Direction {
 
     /// What passed and was charged, in packets and bytes: as
     /// [`Counts::charged`](tidegate_host::status::Counts::charged).
-    #[must_use]
     pub fn charged(&self) -> (u64, u64) {
         let passed = OUTCOME_TABLE.iter().filter(|o| o.passed && o.name != "exempt");
         sum(passed.map(|outcome| self.count(outcome)).filter(|(_, bytes)| *bytes > 0))
     }
 
-    #[must_use]
     pub fn dropped(&self) -> (u64, u64) {
         let dropped = OUTCOME_TABLE.iter().filter(|outcome| !outcome.passed);
         sum(dropped.map(|outcome| self.count(outcome)))

@@ -126,7 +126,6 @@ impl Group {
     }
 
     /// Whether all limits that have left pass no more than the host's reserved share.
-    #[must_use]
     pub fn has_released(&self, now: Nanos) -> bool {
         self.outgoing_bit_s(now) <= self.spec.alone_bit_s()
     }

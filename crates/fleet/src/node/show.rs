@@ -25,7 +25,6 @@ fn name_of(state: State) -> &'static str {
 }
 
 impl<G: GroupBackend, S: Storage> Node<G, S> {
-    #[must_use]
     pub fn status(&self, now: Nanos) -> NodeStatus {
         let ago = |at: Nanos| now.0.saturating_sub(at.0);
         let peers = self.contacts.values().map(|contact| {

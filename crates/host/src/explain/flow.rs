@@ -17,7 +17,6 @@ pub struct Flow {
 impl Flow {
     /// Reads `A:p`, `A:p-B:q`, `A:p B:q`, or `A port p connected to B port q`. `None` if it is nothing of the
     /// kind; IPv6 addresses with a port stand in brackets.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Flow> {
         // An IPv4 address has no dash, and an IPv6 one neither.
         let text = text.replace(['-', ',', '>'], " ");
@@ -44,7 +43,6 @@ impl Flow {
     }
 
     /// Whether a connection is meant.
-    #[must_use]
     pub fn is(&self, local: SocketAddr, remote: SocketAddr) -> bool {
         match self.other {
             None => self.one == local || self.one == remote,

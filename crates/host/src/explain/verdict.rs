@@ -34,17 +34,11 @@ pub enum Verdict {
     /// No limit applies.
     Unlimited,
     /// Limits apply, but none is in force.
-    NotEnforced {
-        /// The innermost.
-        limit: String,
-    },
+    NotEnforced { limit: String },
     /// A limit on a cgroup further in is full.
     FurtherIn { limit: String, cgroup: String },
     /// What moves stays on the loopback device, which no limit here charges.
-    Loopback {
-        /// The innermost limit.
-        limit: String,
-    },
+    Loopback { limit: String },
     /// Nothing was sent or received.
     Idle,
     /// The flows send at their pacing rate.
@@ -53,7 +47,6 @@ pub enum Verdict {
         rate_bit_s: u64,
         /// What each flow may send.
         share_bit_s: u64,
-        /// How many there are.
         flows: u32,
     },
     /// A limit is full.
@@ -63,7 +56,6 @@ pub enum Verdict {
         direction: &'static str,
         scheme: &'static str,
         rate_bit_s: u64,
-        /// What was used of it.
         used_bit_s: u64,
         /// Packets marked or slowed in the sample.
         signalled_packets: u64,
@@ -76,10 +68,7 @@ pub enum Verdict {
         part: f64,
     },
     /// The program asked for a lower rate itself (`SO_MAX_PACING_RATE`).
-    OwnPace {
-        /// The rate that it set.
-        rate_bit_s: u64,
-    },
+    OwnPace { rate_bit_s: u64 },
     /// The connection's window is full, below what the limits allow: its path is long or loses packets, or,
     /// on a short one, `pace` keeps the window small.
     Window {
@@ -172,7 +161,6 @@ impl Held<'_> {
 /// Judges a sample of `limits`, innermost first, and of those of the `sockets` that were asked about. With
 /// `of_cgroup` other traffic than TCP counts too, by what the limits have seen, and so do limits `inside` the
 /// cgroup, which hold some of it.
-#[must_use]
 pub fn judge(
     limits: &[Applied],
     inside: &[Applied],
@@ -194,7 +182,6 @@ pub fn judge(
 
 /// The same of a flow that passes the queue of a limit, which no socket here need tell: a guest's kernel has
 /// the other end.
-#[must_use]
 pub fn or_of_queue(verdict: Verdict, passed: &Applied) -> Verdict {
     let held: Vec<_> = held(std::slice::from_ref(passed)).collect();
     let is_free = matches!(verdict, Verdict::Unlimited | Verdict::NotEnforced { .. });

@@ -92,7 +92,6 @@ impl Url {
 }
 
 /// A text of a spec as it may be shown: what may be a password in the address of a registry is left out.
-#[must_use]
 pub fn shown(text: &str) -> String {
     let key = ["redis", "etcd"].iter().filter_map(|key| {
         let at = text.find(key)? + key.len();

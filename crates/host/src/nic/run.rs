@@ -93,7 +93,6 @@ pub enum NicEvent {
 }
 
 impl NicEvent {
-    #[must_use]
     pub fn is_warning(&self) -> bool {
         !matches!(self, NicEvent::Back(_) | NicEvent::Reloaded(_))
     }
@@ -192,7 +191,6 @@ impl RunningNic {
     }
 
     /// As it was asked for, with the limits of now.
-    #[must_use]
     pub fn spec(&self) -> &NicSpec {
         &self.options.spec
     }

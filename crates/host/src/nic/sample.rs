@@ -19,7 +19,6 @@ pub struct Counts(Vec<(&'static str, u64)>);
 
 impl Counts {
     /// One of them; 0 if there is none of this name.
-    #[must_use]
     pub fn of(&self, name: &str) -> u64 {
         self.0.iter().find(|(known, _)| *known == name).map_or(0, |(_, value)| *value)
     }
@@ -70,7 +69,6 @@ struct EndReading {
 
 impl Reading {
     /// Sums what the threads report.
-    #[must_use]
     pub fn of(at: Nanos, reports: &[ThreadReport]) -> Reading {
         let mut reading = Reading { at, ..Reading::default() };
         for report in reports {
@@ -173,7 +171,6 @@ pub struct PortSample {
 
 impl NicSample {
     /// What `spec` did between two readings; `queues` is how many a port has.
-    #[must_use]
     pub fn between(
         spec: &NicSpec,
         queues: usize,
@@ -223,7 +220,6 @@ impl NicSample {
 
 impl DirectionSample {
     /// Packets dropped, for whatever reason.
-    #[must_use]
     pub fn dropped(&self) -> u64 {
         let names = ["drop_early_packets", "drop_full_packets", "drop_gone_packets"];
         names.iter().map(|name| self.counters.of(name)).sum()

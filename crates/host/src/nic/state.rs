@@ -81,7 +81,6 @@ struct RateState {
 }
 
 impl LimitState<'_> {
-    #[must_use]
     pub fn of(spec: &NicSpec) -> Vec<LimitState<'_>> {
         let rate = |limit: &super::NicLimit, direction| {
             let LaneLimit { rate, burst, mark } = limit.direction(direction)?;
@@ -114,7 +113,6 @@ pub struct Claim {
 
 impl RunDir {
     /// The directory at `path`, which need not exist yet. Nothing is touched.
-    #[must_use]
     pub fn at(path: &Path) -> RunDir {
         RunDir(path.to_owned())
     }
@@ -142,12 +140,10 @@ impl RunDir {
     }
 
     /// What a software NIC that runs has written last; `None` if it does not run.
-    #[must_use]
     pub fn find(&self, name: &str) -> Option<Value> {
         read(&self.path(name))
     }
 
-    #[must_use]
     pub fn running(&self) -> Vec<Value> {
         self.files().iter().filter_map(|path| read(path)).collect()
     }

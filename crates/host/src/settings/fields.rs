@@ -98,13 +98,11 @@ impl Field {
     }
 
     /// Whether something was written that a scheme without this setting cannot give.
-    #[must_use]
     pub fn is_asked(&self, patch: &Patch) -> bool {
         (self.asks)(patch)
     }
 
     /// The default with a scheme, in words; empty if there is none.
-    #[must_use]
     pub fn default_of(&self, scheme: Scheme) -> Cow<'static, str> {
         match (self.key.name, scheme, scheme.queue(Direction::Egress)) {
             ("burst", _, QueueKind::Bucket) => {
@@ -123,7 +121,6 @@ impl Field {
     }
 
     /// The default with each scheme that has this setting, in words; empty if there is none.
-    #[must_use]
     pub fn default(&self) -> Cow<'static, str> {
         let mut groups: Vec<(Vec<&str>, Cow<str>)> = Vec::new();
         for info in SCHEMES.iter().filter(|info| info.has(self.key.name)) {
@@ -520,7 +517,6 @@ pub fn keys() -> impl Iterator<Item = &'static Key> {
 }
 
 /// The setting of this name.
-#[must_use]
 pub fn find(name: &str) -> Option<&'static Field> {
     FIELDS.iter().find(|field| field.key.name == name)
 }

@@ -25,7 +25,6 @@ const TIME: &str = "^ *([0-9]+\\.?[0-9]*|\\.[0-9]+) *[nmuNMU]?[sS] *$";
 const SIZE: &str = "^ *([0-9]+\\.?[0-9]*|\\.[0-9]+) *[kmgKMG]?[bB] *$";
 
 /// The schema of a spec file (JSON Schema, draft 2020-12).
-#[must_use]
 pub fn schema() -> Value {
     let default = |key: &Key| fields::find(key.name).map_or(key.default.into(), Field::default);
     let mut limit = table_with(fields::keys(), &["name", "scope"], default);

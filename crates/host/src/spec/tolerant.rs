@@ -11,7 +11,6 @@ pub const MAX_LEFT_OUT: usize = 64;
 impl Spec {
     /// Parses a text; a limit that cannot be read is left out. None if the file as a whole cannot be read, as
     /// when it is no TOML. Parses once more for each limit that is left out.
-    #[must_use]
     pub fn parse_what_is_good(file: &str, text: &str) -> (Option<Spec>, Vec<SpecError>) {
         let (mut text, mut errors) = (text.to_owned(), Vec::new());
         loop {

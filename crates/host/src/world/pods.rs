@@ -7,7 +7,6 @@ use crate::pods::{JOIN, Pod, pod_cgroup};
 
 impl World {
     /// The pods that are known and have a cgroup, each with that. O(cgroups + pods).
-    #[must_use]
     pub fn pods(&self) -> Vec<(&Pod, &str)> {
         let Some(pods) = self.pods.known() else { return Vec::new() };
         let mut cgroups = self.pod_cgroups();
@@ -37,7 +36,6 @@ impl World {
     }
 
     /// How many pods run here that the API server has not listed.
-    #[must_use]
     pub fn unknown_pods(&self) -> usize {
         self.pod_cgroups().keys().filter(|uid| !self.pods.has(uid)).count()
     }

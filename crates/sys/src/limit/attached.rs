@@ -68,7 +68,6 @@ impl AttachedLimit {
         self.qdisc.keep();
     }
 
-    #[must_use]
     pub fn maps(&self) -> &LimitMaps {
         &self.maps
     }

@@ -24,56 +24,29 @@ fn advice(error: &(dyn std::error::Error + 'static)) -> &'static str {
 pub enum LimitError {
     /// The kernel refused a program.
     #[error("the kernel refused the eBPF program `{program}`: {source}; {}", advice(source))]
-    Load {
-        /// Which program.
-        program: &'static str,
-        /// What libbpf says.
-        source: libbpf_rs::Error,
-    },
+    Load { program: &'static str, source: libbpf_rs::Error },
     /// Another program holds the cgroup (or one above it) for itself alone.
     #[error(
         "cgroup `{}` does not take another eBPF program: {holder}; detach that one first \
          (`bpftool cgroup show` lists it) or have its tool attach it with BPF_F_ALLOW_MULTI",
         shown(cgroup)
     )]
-    Occupied {
-        /// The limit's cgroup.
-        cgroup: String,
-        /// Who holds it.
-        holder: String,
-    },
+    Occupied { cgroup: String, holder: String },
     /// Attaching failed for another reason.
     #[error("could not attach `{program}` to cgroup `{}`: {source}", shown(cgroup))]
-    Attach {
-        /// Which program.
-        program: &'static str,
-        /// The limit's cgroup.
-        cgroup: String,
-        /// What the kernel says.
-        source: libbpf_rs::Error,
-    },
+    Attach { program: &'static str, cgroup: String, source: libbpf_rs::Error },
     /// Nobody would keep packets until their departure.
     #[error(transparent)]
     Fq(#[from] FqError),
     /// The kernel refused the program on a device.
     #[error("could not attach the eBPF program to device `{device}`: {source}")]
-    AttachDevice {
-        /// The device.
-        device: String,
-        /// What the kernel says.
-        source: libbpf_rs::Error,
-    },
+    AttachDevice { device: String, source: libbpf_rs::Error },
     /// Another XDP program is on the device, which can have one.
     #[error(
         "device `{device}` has an XDP program already: {holder}; let its owner remove it (`ip link \
          set dev {device} xdp off` does if it has none), or write hook = \"auto\""
     )]
-    XdpTaken {
-        /// The device.
-        device: String,
-        /// Which program.
-        holder: String,
-    },
+    XdpTaken { device: String, holder: String },
     /// Its packets have no link header, and XDP's program reads Ethernet's.
     #[error(
         "device `{0}` carries IP without Ethernet's header, which the XDP program reads; write hook = \
@@ -85,14 +58,7 @@ pub enum LimitError {
         "device `{device}` has a root qdisc of somebody else: `{kind} {handle}`; remove it with `tc qdisc \
          del dev {device} root`, or say --force to replace it (it is not restored later)"
     )]
-    ForeignQdisc {
-        /// The device.
-        device: String,
-        /// The kind of the qdisc.
-        kind: String,
-        /// Its handle.
-        handle: String,
-    },
+    ForeignQdisc { device: String, kind: String, handle: String },
     /// The kernel has no such qdisc.
     #[error(
         "the kernel has no qdisc `{kind}` (CONFIG_NET_SCH_{}); on this device use scheme {}",
@@ -126,21 +92,13 @@ pub enum LimitError {
     NoMembers(Scheme),
     /// A member of a tree that a packet could not name.
     #[error("{what} cannot be inside a limit on a device: {why}")]
-    NoMember {
-        /// A port or cgroup.
-        what: Scope,
-        /// Why not.
-        why: &'static str,
-    },
+    NoMember { what: Scope, why: &'static str },
     /// The kernel's network stack refused.
     #[error(transparent)]
     Net(#[from] NetError),
     /// The qdisc in which packets should wait is not there.
     #[error("device {ifindex} has lost the queue of the limit; reattach it with `tidegate apply`")]
-    NoQueue {
-        /// The device.
-        ifindex: u32,
-    },
+    NoQueue { ifindex: u32 },
     /// A device knows no more prefixes.
     #[error(
         "the limits of this device have their {} prefixes already; write shorter ones that contain \
@@ -163,12 +121,7 @@ pub enum LimitError {
     NoPlace,
     /// A map could not be read or written.
     #[error("map `{map}` of the limit: {source}")]
-    Map {
-        /// Which map.
-        map: &'static str,
-        /// What the kernel says.
-        source: libbpf_rs::Error,
-    },
+    Map { map: &'static str, source: libbpf_rs::Error },
     /// A map does not hold what this version writes.
     #[error("its map `{0}` has another layout: another version of tidegate has made it")]
     Layout(&'static str),
@@ -178,7 +131,6 @@ pub enum LimitError {
     /// Its maps are another version's.
     #[error("{} version of tidegate, {build}, has made it", if *is_newer { "a newer" } else { "an earlier" })]
     Version {
-        /// That version.
         build: String,
         /// Whether it is newer than this one.
         is_newer: bool,

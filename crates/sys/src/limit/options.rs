@@ -66,7 +66,6 @@ impl Default for LimitOptions {
 
 impl LimitOptions {
     /// The queue of a direction; `None` if that is free.
-    #[must_use]
     pub fn queue(&self, direction: Direction) -> Option<VirtualQueueOptions> {
         match direction {
             Direction::Egress => self.egress,
@@ -198,7 +197,6 @@ impl From<&intf::Entry> for LimitOptions {
 
 impl intf::Limit {
     /// The virtual queue of a direction at its present rate, with the part of its parent that it has now.
-    #[must_use]
     pub fn queue_now(&self, part: Option<Part>, direction: Direction) -> intf::QueueConf {
         let (ceiling, class) =
             (self.queue[intf::index(direction)], self.class[intf::index(direction)]);
@@ -207,7 +205,6 @@ impl intf::Limit {
     }
 
     /// The rate of a direction, if it is limited.
-    #[must_use]
     pub fn rate(&self, direction: Direction) -> Option<Rate> {
         Rate::from_bit_s(self.rate_bit_s[intf::index(direction)])
     }

@@ -10,7 +10,6 @@ use crate::{clock::boottime, intf};
 
 impl intf::Entry {
     /// Until when the rate of a direction is good; zero: for ever.
-    #[must_use]
     pub fn until(&self, direction: Direction) -> Nanos {
         Nanos(self.until_ns[intf::index(direction)])
     }

@@ -17,20 +17,17 @@ pub struct Holder {
 }
 
 /// The inodes of the sockets that a process holds; none if it has gone.
-#[must_use]
 pub fn sockets_of(pid: u32) -> BTreeSet<u64> {
     inodes(pid).take(MAX_DESCRIPTORS).flatten().collect()
 }
 
 /// The name of a process; `None` if it does not exist.
-#[must_use]
 pub fn comm(pid: u32) -> Option<String> {
     fs::read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end().to_owned())
 }
 
 /// Of some processes the first that holds each socket. Ends when all are found, or after
 /// [`MAX_DESCRIPTORS`] descriptors.
-#[must_use]
 pub fn holders(
     pids: impl IntoIterator<Item = u32>,
     wanted: &BTreeSet<u64>,

@@ -37,7 +37,6 @@ pub const TCP_INFO_BYTES: usize = 208;
 
 impl TcpInfo {
     /// Offsets are those of `struct tcp_info` in `linux/tcp.h`, which only grows at its end.
-    #[must_use]
     pub fn parse(raw: &[u8; TCP_INFO_BYTES]) -> Self {
         let u32_at =
             |at: usize| u32::from_ne_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]]);

@@ -78,7 +78,6 @@ impl AcksOptions {
 
     /// As it lies in the map, and what is in force when its time is over: the same where it has no end.
     /// Programs whose earlier lease is over read that one until the first is written.
-    #[must_use]
     pub fn encode(&self) -> [intf::Limit; 2] {
         let now = self.encode_one();
         let Some(Lease { until, then }) = self.lease else { return [now; 2] };

@@ -37,7 +37,6 @@ pub struct Before {
 impl PinnedLimit {
     /// The programs of others that run before it on its device; none on a cgroup, where no program keeps
     /// packets from another one, and none if the device is gone.
-    #[must_use]
     pub fn programs_before(&self) -> Vec<Before> {
         if self.limit.ifindex == 0 || self.scope.is_none() {
             return Vec::new();
@@ -63,19 +62,16 @@ impl PinnedLimit {
 
 impl Store {
     /// What processes that died have left on devices of this network namespace, a phrase for each device.
-    #[must_use]
     pub fn orphans(&self) -> Vec<String> {
         left().orphans.iter().map(ToString::to_string).collect()
     }
 
     /// The same of what may just as well be a limit of a store that is not to be seen from this container.
-    #[must_use]
     pub fn perhaps_orphans(&self) -> Vec<String> {
         left().perhaps.iter().map(ToString::to_string).collect()
     }
 
     /// Takes it off; says what. A clsact stays: it does nothing, and may be somebody else's.
-    #[must_use]
     pub fn remove_orphans(&self, _lock: &StoreLock) -> Vec<String> {
         let removed = left().orphans.into_iter().filter(|device| device.remove(false).is_ok());
         removed.map(|device| device.to_string()).collect()

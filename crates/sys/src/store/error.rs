@@ -62,11 +62,7 @@ pub enum StoreError {
     NoSelector(String),
     /// Some cgroups could not join or leave. All others are as asked.
     #[error("limit `{name}`: {}", Failed(.failed))]
-    Members {
-        name: String,
-        /// The cgroups, and what went wrong with each.
-        failed: Vec<(String, StoreError)>,
-    },
+    Members { name: String, failed: Vec<(String, StoreError)> },
     /// A member that the parent's programs do not see.
     #[error(
         "limit `{name}`: {scope} is not inside its parent `{parent}`; leave the parent out, or write a scope \
@@ -103,14 +99,7 @@ pub enum StoreError {
     WouldEnd { why: String },
     /// Others than root may change the directory of the limits.
     #[error("{path} is open to other users ({why}), who could remove limits; type: {fix}")]
-    Open {
-        /// The directory.
-        path: String,
-        /// Its owner and mode.
-        why: String,
-        /// What to type.
-        fix: String,
-    },
+    Open { path: String, why: String, fix: String },
     /// A limit of another version, or one that has lost a pin.
     #[error(
         "limit `{name}` cannot be read ({why}); {}remove it with `tidegate limit del {name}`, or \
@@ -141,18 +130,13 @@ pub enum StoreError {
          leave a host half limited; make it writable, or make room there (`tidegate limit del` and \
          `tidegate detach` work without it)"
     )]
-    NoJournal {
-        /// Where it would be.
-        path: String,
-        source: io::Error,
-    },
+    NoJournal { path: String, source: io::Error },
     /// A limit was taken off for another one, which could not be put on; nor could the earlier one.
     #[error(
         "{source}; and limit `{name}`, which was removed for it, could not be put back: {back}; attach it \
          with `tidegate apply` or `tidegate limit add` once that is fixed"
     )]
     NotPutBack {
-        /// The earlier limit.
         name: String,
         /// Why the other one is not on.
         source: Box<StoreError>,

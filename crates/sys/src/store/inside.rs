@@ -9,7 +9,6 @@ use crate::cgroup::Hierarchy;
 
 /// Whether a limit on `above` sees all packets of one on `below`. Only with scheme `htb` does a device
 /// contain cgroups and ports: what they send by it; and only there no two limits have one cgroup.
-#[must_use]
 pub fn can_contain(above: &Scope, below: &Scope, scheme: Scheme) -> bool {
     match (above, below) {
         (Scope::Cgroup(above), Scope::Cgroup(below)) => match scheme {
@@ -22,7 +21,6 @@ pub fn can_contain(above: &Scope, below: &Scope, scheme: Scheme) -> bool {
 }
 
 /// Whether a cgroup contains another one, by their paths below the mount.
-#[must_use]
 pub fn is_above(above: &str, below: &str) -> bool {
     let (above, below) = (above.trim_matches('/'), below.trim_matches('/'));
     let rest = below.strip_prefix(above);
@@ -30,7 +28,6 @@ pub fn is_above(above: &str, below: &str) -> bool {
 }
 
 /// Whether it contains the other one, or is it.
-#[must_use]
 pub fn contains(above: &str, below: &str) -> bool {
     above.trim_matches('/') == below.trim_matches('/') || is_above(above, below)
 }

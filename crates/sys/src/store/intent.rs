@@ -188,7 +188,6 @@ impl Text {
 
 impl PinnedLimit {
     /// The options that were asked for, at the rates in force: a group may have lent others.
-    #[must_use]
     pub fn options(&self) -> LimitOptions {
         let mut options = self.asked;
         for direction in Direction::BOTH {
@@ -204,7 +203,6 @@ impl PinnedLimit {
 
 impl Intent {
     /// Whether a newer version has made it.
-    #[must_use]
     pub fn is_newer(&self) -> bool {
         self.abi > ABI
     }

@@ -67,25 +67,17 @@ pub(super) enum Deed {
 pub(crate) enum Object {
     /// Filters of clsact with our programs, but for those whose program's id is given.
     Filters {
-        /// The device.
         ifindex: u32,
         /// These are other limits'.
         stay: Vec<u32>,
     },
     /// The ifb device of a device.
-    Ifb {
-        /// The device that it is for.
-        ifindex: u32,
-    },
+    Ifb { ifindex: u32 },
     /// The qdisc at the root of a device.
     #[serde(alias = "htb")]
-    RootQdisc {
-        /// The device.
-        ifindex: u32,
-    },
+    RootQdisc { ifindex: u32 },
     /// The qdisc clsact of a device; it goes only if nobody else uses it.
     Clsact {
-        /// The device.
         ifindex: u32,
         /// Somebody else made it.
         stays: bool,

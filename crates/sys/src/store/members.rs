@@ -327,7 +327,6 @@ impl Store {
     }
 
     /// The paths of the cgroups of a limit with a selector. Opens none of their links.
-    #[must_use]
     pub fn member_paths(&self, hierarchy: &Hierarchy, name: &str) -> Vec<String> {
         let path = |(id, dir): (u64, PathBuf)| {
             path_now(hierarchy, id, &cgroup_in(hierarchy, &dir).unwrap_or_default())

@@ -76,7 +76,6 @@ pub struct Unreadable {
 
 impl Listing {
     /// The limit of a name that cannot be read.
-    #[must_use]
     pub fn unreadable(&self, name: &str) -> Option<&Unreadable> {
         self.unreadable.iter().find(|limit| limit.name == name)
     }
@@ -84,7 +83,6 @@ impl Listing {
 
 impl Unreadable {
     /// What to say to who wants to work with it.
-    #[must_use]
     pub fn error(&self) -> StoreError {
         let name = self.name.clone();
         match &self.intent {
@@ -96,19 +94,16 @@ impl Unreadable {
     }
 
     /// Whether a newer version has made it.
-    #[must_use]
     pub fn is_newer(&self) -> bool {
         self.intent.as_ref().is_some_and(Intent::is_newer)
     }
 
     /// Whether it can be put on again as it was.
-    #[must_use]
     pub fn is_known(&self) -> bool {
         self.options().is_some() && self.scope.is_some()
     }
 
     /// What it does, if this version can do it.
-    #[must_use]
     pub fn options(&self) -> Option<LimitOptions> {
         self.intent.as_ref().filter(|intent| !intent.is_newer())?.options
     }

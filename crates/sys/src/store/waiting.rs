@@ -33,7 +33,6 @@ impl Store {
     }
 
     /// The limits that wait, sorted by name. One that has been put on meanwhile does not wait.
-    #[must_use]
     pub fn waiting(&self) -> Vec<Waiting> {
         let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
         let waiting = entries.filter_map(|entry| {

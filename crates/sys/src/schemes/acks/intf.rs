@@ -46,7 +46,6 @@ impl From<Sums> for flow_count::Sums {
 
 impl Key {
     /// The workload's address and port, and the other side's.
-    #[must_use]
     pub fn ends(self) -> (SocketAddr, SocketAddr) {
         let end = |ip: [u32; 4], port| {
             let ip: [u8; 16] = bytemuck::cast(ip);

@@ -71,7 +71,6 @@ impl AcksMaps {
 }
 
 /// The hooks at which the programs pinned in `dir` are no more, of a limit on a device of this namespace.
-#[must_use]
 pub fn unhooked(dir: &Path, limit: &intf::Limit) -> Vec<&'static str> {
     device::unhooked(dir, limit, &LINKS)
 }

@@ -90,7 +90,6 @@ impl intf::Policy {
     }
 
     /// What a user would write; `None` for a direction that is not limited.
-    #[must_use]
     pub fn policy(&self) -> Option<Policy> {
         if self.committed.cost == 0 {
             return None;
