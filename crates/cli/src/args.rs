@@ -199,7 +199,7 @@ Examples:
     /// Size a policer's burst, or find a policer in a capture
     #[command(subcommand, arg_required_else_help = true)]
     Burst(BurstVerb),
-    /// Check a spec file, or those of the agent; needs no privileges
+    /// Check a spec file, or the agent's; needs no privileges
     #[command(
         after_help = "Examples:\n  tidegate check limits.toml\n  tidegate check /etc/tidegate"
     )]

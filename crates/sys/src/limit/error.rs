@@ -8,15 +8,17 @@ use tidegate_core::{
 use crate::{cgroup::CgroupError, fq::FqError, intf, net::NetError};
 
 /// The advice for a program that was not loaded.
-fn advice(error: &(dyn std::error::Error + 'static)) -> &'static str {
-    let causes = std::iter::successors(Some(error), |error| error.source());
-    let codes = causes.filter_map(|error| error.downcast_ref::<std::io::Error>()?.raw_os_error());
-    let mut known = codes.filter_map(|code| match Errno::from_raw_os_error(code) {
-        Errno::MFILE | Errno::NFILE => Some("allow this process more open files: `ulimit -n 1024`"),
-        Errno::AGAIN => Some("signals to this process interrupted the kernel's check; try again"),
-        _ => None,
-    });
-    known.next().unwrap_or("`uname -r` must be 6.1 or newer")
+fn advice(error: &libbpf_rs::Error) -> &'static str {
+    // The kernel's number is in the words of libbpf's errors alone.
+    let words = format!("{error:#}");
+    let is = |code: Errno| words.contains(&format!("(os error {})", code.raw_os_error()));
+    if is(Errno::MFILE) || is(Errno::NFILE) {
+        "allow this process more open files: `ulimit -n 1024`"
+    } else if is(Errno::AGAIN) {
+        "signals to this process interrupted the kernel's check; try again"
+    } else {
+        "`uname -r` must be 6.1 or newer"
+    }
 }
 
 /// Why a limit could not be put on, read or changed. Unless said otherwise the host is as before.
@@ -145,12 +147,15 @@ pub enum LimitError {
 
 #[cfg(test)]
 mod tests {
+    use libbpf_rs::ErrorExt as _;
+
     use super::*;
 
     #[test]
     fn a_program_that_is_not_loaded_has_the_advice_of_its_cause() {
         let said = |code: Errno| {
             let source = libbpf_rs::Error::from_raw_os_error(code.raw_os_error());
+            let source = source.context("failed to load object");
             LimitError::Load { program: "nrm", source }.to_string()
         };
         for (code, advice) in [
