@@ -171,8 +171,8 @@ pub struct Agent {
     scanned: Option<Duration>,
     /// When the goal is to be made anew.
     goal_due: Option<Duration>,
-    /// ... but not before this for what children say.
-    told_due: Duration,
+    /// ... but not before this for news of children.
+    goal_earliest: Duration,
     /// ... and to be applied even if it is the same.
     force: bool,
     looked: Duration,
@@ -216,7 +216,7 @@ impl Agent {
             scan_due: Some(Duration::ZERO),
             scanned: None,
             goal_due: None,
-            told_due: Duration::ZERO,
+            goal_earliest: Duration::ZERO,
             force: true,
             looked: Duration::ZERO,
             checked: Duration::ZERO,
@@ -280,7 +280,7 @@ impl Agent {
             Event::EngineGone { socket, owner } => {
                 self.engine_states.remove(&socket);
                 if self.engines.remove(&(owner, socket)).is_some() {
-                    self.told(now);
+                    self.changed(now);
                 }
             }
             Event::Pods(line) => self.cluster(line, now),
@@ -332,11 +332,11 @@ impl Agent {
         }
     }
 
-    /// What children say has changed the goal. A child may say much, so goals for it have a gap between them.
-    fn told(&mut self, now: Duration) {
+    /// A child's news has changed the goal. It may have much news, so goals for it have a gap between them.
+    fn changed(&mut self, now: Duration) {
         if self.goal_due.is_none() {
-            let due = self.told_due.max(now);
-            (self.goal_due, self.told_due) = (Some(due), due + GOAL_GAP);
+            let due = self.goal_earliest.max(now);
+            (self.goal_due, self.goal_earliest) = (Some(due), due + GOAL_GAP);
         }
     }
 
@@ -393,7 +393,7 @@ impl Agent {
         };
         self.engine_states.insert(socket, state);
         if changed {
-            self.told(now);
+            self.changed(now);
         }
     }
 
@@ -426,7 +426,7 @@ impl Agent {
         };
         self.cluster_state = state;
         if changed {
-            self.told(now);
+            self.changed(now);
         }
     }
 

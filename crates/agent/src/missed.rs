@@ -1,8 +1,8 @@
 //! Whether an agent is missed that has not run since the host started: only its files are left then.
 //!
-//! Who applies these files by hand needs no agent. So it is missed only if the files ask for more than the
-//! host has: a limit that is neither on the host nor waits there, limits that containers or pods bring along,
-//! or what cannot be read.
+//! A host whose files are applied by hand needs no agent. So it is missed only if the files ask for more than
+//! the host has: a limit that is neither on the host nor waits there, limits that containers or pods bring
+//! along, or a file that cannot be read.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -11,8 +11,8 @@ use tidegate_host::spec::LimitSpec;
 
 use crate::{directory, goal::Files};
 
-/// What the files of a directory ask for and a host does not have, of whose limits `names` are on it or wait
-/// there: `limit `web` of /etc/tidegate is not on this host`.
+/// The first request of a directory's files that a host does not meet, of whose limits `names` are on it or
+/// wait there: `limit `web` of /etc/tidegate is not on this host`.
 pub fn missed(directory: &Path, names: &BTreeSet<&str>, now: &Zoned) -> Option<String> {
     let (files, at) = (directory::read_if_there(directory), directory.display());
     let is_here = |limit: &LimitSpec| {

@@ -23,7 +23,7 @@ use crate::{
     verbs::status,
 };
 
-/// What to do where new cgroups cannot be held.
+/// The advice where new cgroups cannot be held.
 const HOLD: &str = "boot a kernel with CONFIG_BPF_EVENTS=y and CONFIG_DEBUG_INFO_BTF=y, and start the \
                     agent by its unit, which has the capabilities; until then a service that starts is \
                     limited some milliseconds late";
@@ -105,7 +105,7 @@ fn agent(run_dir: &Path) -> Service {
     agent
 }
 
-/// What to do about an engine, or the API server, that does not answer.
+/// The advice about an engine, or the API server, that does not answer.
 fn cure(socket: &str, state: &str) -> String {
     let user = if socket.starts_with("/run/user/") { " --user" } else { "" };
     let start = match socket.rsplit('/').next() {

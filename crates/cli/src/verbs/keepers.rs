@@ -6,7 +6,7 @@ use tidegate_agent::status::AgentStatus;
 use tidegate_cni::plugin::is_limit;
 use tidegate_host::{plan::Present, run::runner_of, spec::Spec};
 
-/// Who keeps a limit.
+/// The keeper of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Keeper {
     Agent,
@@ -35,7 +35,7 @@ impl fmt::Display for Keeper {
     }
 }
 
-/// Who keeps limits that a spec does not have.
+/// The keepers of limits that a spec does not have.
 #[derive(Debug)]
 pub struct Keepers<'a> {
     spec: &'a Spec,
@@ -45,7 +45,7 @@ pub struct Keepers<'a> {
 }
 
 impl<'a> Keepers<'a> {
-    /// Those of the limits of a store.
+    /// The keepers of a store's limits.
     pub fn find(run_dir: &Path, store: &Path, spec: &'a Spec, present: &[Present]) -> Keepers<'a> {
         Keepers::with(AgentStatus::running(run_dir, store), spec, present)
     }
@@ -65,7 +65,7 @@ impl<'a> Keepers<'a> {
         keepers
     }
 
-    /// Who keeps a limit that the spec does not have; none: whoever made it by hand.
+    /// The keeper of a limit that the spec does not have; none if it was made by hand.
     pub fn of(&self, name: &str) -> Option<Keeper> {
         let own = [
             (self.is_agents(name), Keeper::Agent),
