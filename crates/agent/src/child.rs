@@ -146,7 +146,7 @@ impl Asker {
             let mib = LINE_MAX >> 20;
             ended = Some(format!("a line of its child has more than {mib} MiB"));
         }
-        // A long line is rare, and its room is not kept.
+        // A long line is rare, and its memory is given back.
         self.part.shrink_to(TURN_BYTES);
         (lines, ended)
     }

@@ -94,7 +94,7 @@ pub struct Match {
     pub cgroup: String,
 }
 
-/// What a selector matches.
+/// The matches of a selector.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
     /// Sorted; none if it does not exist yet.
@@ -112,7 +112,7 @@ pub struct Shared {
 }
 
 impl World {
-    /// What a selector matches. O(cgroups), for containers times those that match.
+    /// The matches of a selector. O(cgroups), for containers times those that match.
     pub fn find(&self, selector: &Selector) -> Found {
         let Selector { kind, value } = selector;
         let mut found: Vec<_> = match kind {

@@ -51,7 +51,7 @@ fn keys(trie: &MapHandle, index: u32) -> impl Iterator<Item = Vec<u8>> {
 }
 
 /// Makes prefixes those that the limit of an index exempts; it is 0 in a trie that limits do not share. New
-/// ones come before others go, as far as there is room: who stays exempt is not charged meanwhile.
+/// ones come before others go, as far as they fit: traffic that stays exempt is not charged meanwhile.
 ///
 /// # Errors
 /// [`LimitError::Map`]; some may have come and gone.
@@ -92,7 +92,7 @@ pub(crate) fn read(trie: &MapHandle, index: u32) -> Prefixes {
     exempt
 }
 
-/// A trie with room for so many.
+/// A trie for so many prefixes.
 #[cfg(test)]
 pub(crate) fn trie_of(entries: u32) -> MapHandle {
     let options = libbpf_rs::libbpf_sys::bpf_map_create_opts {

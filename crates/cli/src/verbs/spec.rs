@@ -84,7 +84,7 @@ fn check_all(directory: &Path, json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is in a file, in a line.
+/// The contents of a file, in a line.
 fn checked(spec: &Spec) -> String {
     let count = |n: usize, what| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let of_nics = spec.nics.iter().map(|nic| nic.limits.len()).sum::<usize>();

@@ -1,4 +1,4 @@
-//! What new services get out before their limit is in force: the agent at work, slow, stopped, flooded,
+//! Bytes that new services send before their limit is in force: the agent at work, slow, stopped, flooded,
 //! killed. Judged by what has arrived, and by the order in which things happen.
 
 use std::{

@@ -288,7 +288,7 @@ mod tests {
         let others = VECTOR_MAX - 1;
         assert_eq!(vector.others(Nanos(600), Nanos(600)), others as f64);
         assert_eq!(vector.refused(), (600 - others as u64, Some(Nanos(600))));
-        // The first that leaves makes room for one.
+        // A new one takes the place of the first that leaves.
         vector.on_values(Nanos(700), &[entry(9, 11, LEFT)]);
         for version in [10, 11] {
             vector.on_values(Nanos(700), &[entry(600, version, 3.0)]);

@@ -115,7 +115,7 @@ impl User {
     }
 }
 
-/// What `date +%s%N` prints.
+/// The output of `date +%s%N`.
 fn now_ns() -> anyhow::Result<u128> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos())
 }
